@@ -17,73 +17,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.values import Real
+from mmspec.metrics.estimate import Estimate, Interval, check_level
 
 Index = NDArray[np.int64]
 Statistic = Callable[[Index], float]
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A value and the ends of its confidence interval."""
-
-    value: Real
-    low: Real
-    high: Real
-
-
-@dataclass(frozen=True)
-class Estimate:
+class Resampled(Estimate):
     """A statistic of all samples, with its bootstrap replicates.
 
     Attributes:
         value: Of all samples.
         replicates: Of each resample, float64 [R].
-        count: Number of samples, or of groups of samples that were resampled together.
     """
 
     value: float
     replicates: NDArray[np.float64]
-    count: int
 
     def interval(self, level: float = 0.95) -> Interval:
-        """The confidence interval of this level.
-
-        Raises:
-            ArgumentError: If `level` is not strictly between 0 and 1.
-        """
-        if not 0 < level < 1:
-            raise ArgumentError(f"level={level} is not allowed; it must lie between 0 and 1")
+        check_level(level)
         centered = self.replicates - self.replicates.mean()
         low, high = np.quantile(centered, [(1 - level) / 2, (1 + level) / 2])
         return Interval(self.value, float(self.value + low), float(self.value + high))
 
-    def interval_of_share(self, least: float = 0.0, level: float = 0.95) -> Interval:
-        """The interval of a share of 1, or of a difference of two shares, with a width also if all samples are alike.
-
-        Resamples of samples that all score the same do not vary, although others might score differently: a share L of
-        others is missed by `count` samples with probability (1 - L)^count, so that L up to 1 - ((1 - level) / 2)^(1 /
-        count) is possible (for 95 %, about 3.7 / count), and the mean of all may lie that part of the way from the
-        value to `least`, or to 1.
-
-        Args:
-            least: The smallest possible value: 0 for a share, -1 for a difference; the largest is 1.
-            level: Of the interval.
-        """
-        found = self.interval(level)
-        if found.high - found.low > 1e-12:  # more than what rounding leaves of a constant difference
-            return found
-        unseen = 1 - ((1 - level) / 2) ** (1 / self.count)
-        low, high = max(self.value - least, 0.0), max(1.0 - self.value, 0.0)  # a rate of errors may exceed 1
-        return Interval(self.value, self.value - unseen * low, self.value + unseen * high)
-
-    def minus(self, other: Estimate) -> Estimate:
+    def minus(self, other: Resampled) -> Resampled:
         """The paired difference from an estimate that was resampled with the same settings.
 
         Each resample of both then holds the same prompts and seeds: what makes a prompt easy or hard cancels.
         """
-        count = min(self.count, other.count)
-        return Estimate(self.value - other.value, self.replicates - other.replicates, count)
+        return Resampled(self.value - other.value, self.replicates - other.replicates)
 
 
 def resample(
@@ -94,7 +57,7 @@ def resample(
     halves: bool = False,
     resamples: int = 1000,
     seed: int = 0,
-) -> Estimate:
+) -> Resampled:
     """Computes a statistic on all samples and on every resample.
 
     Args:
@@ -110,17 +73,15 @@ def resample(
     """
     if resamples < 2:
         raise ArgumentError(f"resamples={resamples} is not allowed; it must be 2 or more")
-    units = count
     if groups is None:
         indices = _indices(count, halves, resamples, seed)
     else:
-        members = _members(count, groups)
-        units = len(members)
+        members = members_of(count, groups)
         indices = (
             np.concatenate([members[i] for i in chosen]) for chosen in _indices(len(members), halves, resamples, seed)
         )
     replicates = np.array([statistic(index) for index in indices], dtype=np.float64)
-    return Estimate(statistic(np.arange(count)), replicates, units)
+    return Resampled(statistic(np.arange(count)), replicates)
 
 
 def bootstrap(
@@ -153,8 +114,14 @@ def mean_interval(values: Any, *, resamples: int = 1000, level: float = 0.95, se
     return bootstrap(lambda index: float(found[index].mean()), len(found), resamples=resamples, level=level, seed=seed)
 
 
-def _members(count: int, groups: Sequence[Any]) -> list[Index]:
-    """The samples of each group."""
+def members_of(count: int, groups: Sequence[Any] | None) -> list[Index]:
+    """The samples of each group; each sample its own without labels.
+
+    Raises:
+        ArgumentError: If there are labels for another number of samples.
+    """
+    if groups is None:
+        return [np.array([i]) for i in range(count)]
     if len(groups) != count:
         raise ArgumentError(f"groups has {len(groups)} labels for {count} samples; there must be one for each")
     by_label: dict[Any, list[int]] = {}

@@ -1,14 +1,16 @@
 """Many differences read at once: corrected significance (Holm), and the smallest difference that would have been seen.
 
 Results hold the intervals of differences and not their resamples, so that everything here is computed from intervals:
-a difference is taken to be normal, with the standard error that its 95 % interval implies.
+a difference is taken to be normal, with the standard error that its 95 % interval implies. Differences of shares are
+not, least of all where samples hardly differ: theirs bring a p-value and wider ends, see
+`mmspec.metrics.evaluation.quality.Difference`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isclose
+from math import isclose, log, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -47,7 +49,9 @@ def standard_error(interval: Interval) -> float:
 
 
 def p_value(interval: Interval) -> float:
-    """Two-sided p-value of a difference with this 95 % interval."""
+    """Two-sided p-value of a difference with this 95 % interval, or the one that it brings."""
+    if (own := interval.get("p")) is not None:
+        return float(own)
     error, value = standard_error(interval), float(interval["value"])
     if isclose(value, 0.0, abs_tol=1e-12):
         return 1.0
@@ -65,13 +69,37 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def detectable(interval: Interval, comparisons: int = 1) -> float:
-    """The smallest true difference found with probability `POWER` at level `LEVEL` / `comparisons`, two-sided."""
-    return (_NORMAL.inv_cdf(1 - LEVEL / (2 * comparisons)) + _NORMAL.inv_cdf(POWER)) * standard_error(interval)
+    """The smallest true difference found with probability `POWER` at level `LEVEL` / `comparisons`, two-sided.
+
+    A share varies more where more samples differ, each by `sample_effect` e: a true difference d, of which none has
+    been seen, adds d e to the square of the standard error. What is found is then an upper bound.
+    """
+    factor = _NORMAL.inv_cdf(1 - LEVEL / (2 * comparisons)) + _NORMAL.inv_cdf(POWER)
+    added = factor**2 * (interval.get("sample_effect") or 0.0) / 2
+    return added + sqrt(added**2 + (factor * standard_error(interval)) ** 2)
 
 
 def widening(count: int) -> float:
     """The factor by which 95 % intervals grow so that `count` of them hold at once (Bonferroni)."""
     return _NORMAL.inv_cdf(1 - LEVEL / (2 * max(count, 1))) / _Z95
+
+
+def simultaneous_ends(difference: Interval, count: int) -> tuple[float, float]:
+    """The ends of an interval that is wide enough for `count` of them to hold at once.
+
+    Args:
+        difference: With its 95 % interval.
+        count: Number of intervals; 1 leaves the 95 % interval as it is.
+    """
+    value, low, high = (float(difference[key]) for key in ("value", "low", "high"))
+    if count <= 1:
+        return low, high
+    factor = widening(count)
+    if (own := difference.get("simultaneous")) is not None:
+        low, high = float(own["low"]), float(own["high"])
+        # For more than were known when it was measured: no tail of a share falls slower than an exponential one.
+        factor = max(1.0, log(LEVEL / (2 * count)) / log(LEVEL / (2 * max(own["comparisons"], 1))))
+    return value + factor * (low - value), value + factor * (high - value)
 
 
 def compare_all(differences: Sequence[Interval]) -> list[Comparison]:

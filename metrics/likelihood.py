@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mmspec.metrics.bootstrap import Estimate
-from mmspec.metrics.metric import Metric, Rows, resample_mean
+from mmspec.metrics.estimate import Estimate
+from mmspec.metrics.metric import Groups, Metric, Rows, resample_mean
 
 
 class Likelihood(Metric):
@@ -29,8 +29,8 @@ class Likelihood(Metric):
         self.statistic = statistic
         self.higher_is_better = higher_is_better
 
-    def measure(self, rows: Rows, reference: Any) -> Estimate:
-        return resample_mean(np.stack(rows))
+    def measure(self, rows: Rows, reference: Any, groups: Groups = None) -> Estimate:
+        return resample_mean(np.stack(rows), groups)
 
     def sample_scores(self, rows: Rows) -> Sequence[float]:
         return [float(value) for value in rows]

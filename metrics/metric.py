@@ -1,7 +1,7 @@
 """The interface of metrics: one object per metric, found by name through `mmspec.metrics.registry`.
 
-A metric turns each sample into a row (`Metric.extract`) and the rows of a set of samples into an estimate with its
-bootstrap replicates (`Metric.measure`). Intervals, paired differences, files, processes, weights and reports belong
+A metric turns each sample into a row (`Metric.extract`) and the rows of a set of samples into an estimate that has an
+interval (`Metric.measure`). Intervals, paired differences, files, processes, weights and reports belong
 to the evaluation. The base classes cover the usual cases:
 
 - `MeanMetric`: a score per sample, averaged.
@@ -20,17 +20,21 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from mmspec.errors import ArgumentError, PluginError
-from mmspec.metrics.bootstrap import Estimate, Index, Statistic, resample
+from mmspec.metrics.bootstrap import Index, Resampled, Statistic, resample
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.extractors.audio import SpeechRecognizer, Waveform
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.registry import AUDIO_EXTRACTORS, load_extractor
 from mmspec.metrics.features import Features
 from mmspec.metrics.reference import Reference, load_reference, reference_of
+from mmspec.metrics.shares import share_of
 
 Kind = Literal["image", "audio"]
 NOUNS: Mapping[Kind, str] = {"image": "images", "audio": "audio"}
 Rows = Sequence[Features]
 """One float64 array per sample, of any shape that the metric chooses."""
+Groups = Sequence[str] | None
+"""The prompt of each sample where several samples have the same prompt; None where each has its own."""
 
 SET_RESAMPLES = 200  # of statistics that are slow to compute
 T = TypeVar("T")
@@ -89,7 +93,8 @@ class Metric(ABC):
         needs_reference: Whether it compares samples with a reference.
         needs_prompts: Whether `extract` reads the prompts.
         higher_is_better: None for what is neither good nor bad; reports then draw no curve and color no difference.
-        is_share: Whether its values are shares of 1, of which reports call a hundredth a point.
+        is_share: Whether its values are shares of 1, of which reports call a hundredth a point, and whose intervals
+            are those of `mmspec.metrics.shares`.
         min_samples: The fewest samples for a value and its interval.
         min_samples_reason: Why, for the error message.
     """
@@ -171,14 +176,16 @@ class Metric(ABC):
         raise PluginError(f"metric {self.name!r} has neither `statistic` nor `extract`; its class must have one")
 
     @abstractmethod
-    def measure(self, rows: Rows, reference: Any) -> Estimate:
-        """The metric of a set of samples, with its bootstrap replicates.
+    def measure(self, rows: Rows, reference: Any, groups: Groups = None) -> Estimate:
+        """The metric of a set of samples, with what its interval follows from.
 
-        Paired differences subtract replicates, so that all sets must be resampled with the same settings and seed.
+        Paired differences subtract bootstrap replicates, so that all sets must be resampled with the same settings and
+        seed.
 
         Args:
             rows: The rows of all samples, in order; see `extract`.
             reference: The result of `make_reference` or `load_reference`; None unless `needs_reference`.
+            groups: The samples of one prompt are one observation of a mean, and are resampled together.
         """
 
     def sample_scores(self, rows: Rows) -> Sequence[float] | None:
@@ -234,8 +241,9 @@ class MeanMetric(Metric):
                 raise ArgumentError(f"metric {self.name!r} returned {score} for '{path}'; scores must be finite")
         return list(scores)
 
-    def measure(self, rows: Rows, reference: Any) -> Estimate:
-        return resample_mean(np.stack(rows))
+    def measure(self, rows: Rows, reference: Any, groups: Groups = None) -> Estimate:
+        scores = np.stack(rows)
+        return share_of(scores, groups) if self.is_share else resample_mean(scores, groups)
 
     def sample_scores(self, rows: Rows) -> Sequence[float]:
         return [float(score) for score in rows]
@@ -274,7 +282,7 @@ class DistanceMetric(FeatureMetric):
     def distance(self, generated: Features, reference: Features) -> float:
         """The distance of float64 [N, D] from float64 [M, D]."""
 
-    def measure(self, rows: Rows, reference: Reference) -> Estimate:
+    def measure(self, rows: Rows, reference: Reference, groups: Groups = None) -> Estimate:
         features, others = np.stack(rows), self._features_of(reference)
         return resample_halves(lambda index: self.distance(features[index], others), len(features))
 
@@ -289,9 +297,9 @@ class PairedMetric(Metric):
     def distance(self, generated: Features, reference: Features) -> float:
         """The distance of a sample's row from that of its reference."""
 
-    def measure(self, rows: Rows, reference: Rows) -> Estimate:
+    def measure(self, rows: Rows, reference: Rows, groups: Groups = None) -> Estimate:
         others = pair_references(self.name, reference, len(rows))
-        return resample_mean(np.array([self.distance(a, b) for a, b in zip(rows, others, strict=True)]))
+        return resample_mean(np.array([self.distance(a, b) for a, b in zip(rows, others, strict=True)]), groups)
 
     def make_reference(self, rows: Rows, extractor: str) -> Any:
         return rows
@@ -314,15 +322,19 @@ def pair_references(metric: str, reference: Rows, count: int) -> Rows:
     return [reference[0]] * count if len(reference) == 1 else reference
 
 
-def resample_mean(values: Features) -> Estimate:
+def resample_mean(values: Features, groups: Groups = None) -> Resampled:
     """The mean of values [N], one per sample."""
 
     def mean(index: Index) -> float:
         return float(values[index].mean())
 
-    return resample(mean, len(values))
+    return resample(mean, len(values), groups=groups)
 
 
-def resample_halves(statistic: Statistic, count: int) -> Estimate:
-    """A statistic of a whole set of `count` samples, resampled on halves of it."""
+def resample_halves(statistic: Statistic, count: int) -> Resampled:
+    """A statistic of a whole set of `count` samples, resampled on halves of it.
+
+    Samples of one prompt are not kept together: the prompts of a set are those of its reference, and half of them would
+    be another set.
+    """
     return resample(statistic, count, halves=True, resamples=SET_RESAMPLES)

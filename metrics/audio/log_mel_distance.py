@@ -13,11 +13,11 @@ import numpy as np
 
 from mmspec.errors import ArgumentError
 from mmspec.metrics.audio.spectrum import RATE, SHORTEST, as_waveform, log_mel, waves_of
-from mmspec.metrics.bootstrap import Estimate
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.features import Features
 from mmspec.metrics.gaussian import Gaussian, gaussian_root
 from mmspec.metrics.image.frechet import frechet_distance
-from mmspec.metrics.metric import Metric, Rows, SampleBatch, resample_halves
+from mmspec.metrics.metric import Groups, Metric, Rows, SampleBatch, resample_halves
 from mmspec.metrics.reference import Reference
 
 _CENTER = -5.0  # near the mean of log-mel frames, so that sums of products keep their digits
@@ -71,7 +71,7 @@ class LogMelDistance(Metric):
     def make_reference(self, rows: Rows, extractor: str) -> Reference:
         return Reference(pooled(np.stack(rows)))
 
-    def measure(self, rows: Rows, reference: Reference) -> Estimate:
+    def measure(self, rows: Rows, reference: Reference, groups: Groups = None) -> Estimate:
         values, root = np.stack(rows), gaussian_root(reference.gaussian, "reference")
         return resample_halves(lambda index: frechet_distance(pooled(values[index]), root), len(values))
 

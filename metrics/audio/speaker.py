@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bootstrap import Estimate
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.features import Features, as_features, check_same_width, unit_length
 from mmspec.metrics.gaussian import Gaussian
-from mmspec.metrics.metric import FeatureMetric, Rows, pair_references, resample_mean
+from mmspec.metrics.metric import FeatureMetric, Groups, Rows, pair_references, resample_mean
 from mmspec.metrics.reference import Reference
 
 
@@ -44,9 +44,9 @@ class SpeakerSimilarity(FeatureMetric):
         features, width = np.stack(rows), len(rows[0])
         return Reference(Gaussian(features[0], np.zeros((width, width)), 1), features, extractor)
 
-    def measure(self, rows: Rows, reference: Reference) -> Estimate:
+    def measure(self, rows: Rows, reference: Reference, groups: Groups = None) -> Estimate:
         voices = pair_references(self.name, list(self._features_of(reference)), len(rows))
-        return resample_mean(speaker_similarity(np.stack(rows), np.stack(voices)))
+        return resample_mean(speaker_similarity(np.stack(rows), np.stack(voices)), groups)
 
 
 SPEAKER = SpeakerSimilarity("speaker", "wavlm")

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.metrics.bootstrap import Estimate, Index, resample
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.extractors.audio import SpeechRecognizer
 from mmspec.metrics.extractors.registry import SPEECH_RECOGNIZERS
-from mmspec.metrics.metric import Metric, Rows, SampleBatch
+from mmspec.metrics.metric import Groups, Metric, Rows, SampleBatch
+from mmspec.metrics.shares import ratio_of
 
 
 def word_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
@@ -107,14 +108,9 @@ class ErrorRate(Metric):
             rows.append(np.array([edits(self.split(normalize(transcript)), reference), len(reference)], np.float64))
         return rows
 
-    def measure(self, rows: Rows, reference: None) -> Estimate:
-        counts = np.stack(rows)
-
-        def rate(index: Index) -> float:
-            wrong, total = counts[index].sum(0)
-            return float(wrong / max(total, 1))
-
-        return resample(rate, len(counts))
+    def measure(self, rows: Rows, reference: None, groups: Groups = None) -> Estimate:
+        wrong, total = np.stack(rows).T
+        return ratio_of(wrong, total, groups)
 
     def sample_scores(self, rows: Rows) -> Sequence[float]:
         return [float(wrong / max(total, 1)) for wrong, total in rows]

@@ -71,6 +71,6 @@ def latency_table(latencies: Sequence[FirstAudio]) -> str:
     """One line per recipe, in Markdown: medians, with the smallest and the largest in brackets."""
     lines = ["| recipe | first audio, s | ratio to plain |", "| --- | ---: | ---: |"]
     for latency in latencies:
-        cells = (f"{s.median:.3f} [{s.low:.3f}, {s.high:.3f}]" for s in (latency.seconds, latency.share))
+        cells = (spread.text(3) for spread in (latency.seconds, latency.share))
         lines.append(f"| {latency.recipe} | {' | '.join(cells)} |")
     return "\n".join(lines)

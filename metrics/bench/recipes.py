@@ -3,7 +3,8 @@
 Definitions:
 
 - **seconds** are wall-clock time of the whole call, from prompts to images.
-- **speed-up** is a recipe's tokens per second over plain's within one repeat; the median over repeats, and both ends.
+- **speed-up** is a recipe's tokens per second over plain's within one repeat; the median over repeats, and both ends;
+  one repeat has no spread.
 - **tokens per call** is per row: plain decoding is 1.00 at every batch size.
 - **loop overhead** is the time spent outside the target over the time spent inside: (total - target) / target.
 - **bits per token** is the mean entropy of the target distribution of each emitted token, and **NLL** minus the
@@ -49,15 +50,22 @@ class SamplingOverrides:
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of several values, with the smallest and the largest."""
+    """The median of several values, with the smallest and the largest; a single value has no spread."""
 
     median: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        return Spread(median(values), min(values), max(values))
+        several = len(values) > 1
+        return Spread(median(values), min(values) if several else None, max(values) if several else None)
+
+    def text(self, digits: int) -> str:
+        """As `1.85 [1.80, 1.91]`, or `1.85 (once)` of a single value."""
+        if self.low is None or self.high is None:
+            return f"{self.median:.{digits}f} (once)"
+        return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmspec.metrics.bench.recipes import BenchRow, Spread
+from mmspec.metrics.bench.recipes import BenchRow
 
 PARTS = ("target", "drafter", "rule", "other")
 HEADER = (
@@ -16,8 +16,8 @@ HEADER = (
 def table(rows: Sequence[BenchRow]) -> str:
     """One line per row, with aligned columns; seconds and NFE are per call of the pipeline, that is per batch.
 
-    A speed-up is the median over repeats with the smallest and the largest in brackets; "-" if the recipe's exactness
-    check failed.
+    A speed-up is the median over repeats with the smallest and the largest in brackets, of one repeat `(once)`; "-" if
+    the recipe's exactness check failed.
     """
     lines = [HEADER, *(_cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
@@ -33,7 +33,7 @@ def _cells(row: BenchRow) -> list[str]:
         "-" if row.exact else f"{row.tv_bound:.3f}",
         f"{row.tokens_per_call:.2f}",
         f"{row.nfe:.1f}",
-        _spread(row.speedup),
+        "-" if row.speedup is None else row.speedup.text(2),
         f"{row.seconds.median:.3f}",
         *(f"{row.parts.get(part, 0.0):.3f}" for part in PARTS),
         f"{row.loop_overhead:.1%}",
@@ -47,10 +47,6 @@ def _guarantee(row: BenchRow) -> str:
     if not row.exact:
         return "relaxed"
     return "exact" if row.gate else "CHECK FAILED"
-
-
-def _spread(spread: Spread | None) -> str:
-    return "-" if spread is None else f"{spread.median:.2f} [{spread.low:.2f}, {spread.high:.2f}]"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from mmspec import limits
 from mmspec.distributed import ProcessGroup
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.bench.pipe import Pipe, kind_of
-from mmspec.metrics.bootstrap import Estimate
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.features import Columns, FeaturePipeline
 from mmspec.metrics.evaluation.generation import REFERENCE_SEEDS, finished_prompts, generate, keys, units
@@ -22,7 +22,7 @@ from mmspec.metrics.evaluation.media import check_readable, list_media
 from mmspec.metrics.evaluation.quality import Quality, check_kind, find_metrics, measure, with_differences
 from mmspec.metrics.evaluation.scores import SampleScores
 from mmspec.metrics.evaluation.speed import Speed, speed_of
-from mmspec.metrics.metric import Metric
+from mmspec.metrics.metric import Groups, Metric
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import ExactnessResult
@@ -168,18 +168,29 @@ def generate_samples(evaluation: Evaluation, folder: Path, on_sample: Callable[[
     processes.gather(None)
 
 
-def finished_part(evaluation: Evaluation, folder: Path) -> Evaluation | None:
-    """The evaluation of the first prompts, as many as every recipe has finished; None if they are too few to compare.
+def finished_part(evaluation: Evaluation, folder: Path) -> Evaluation:
+    """The evaluation of the first prompts, as many as every recipe has finished.
 
     Since all recipes take turns on each group of prompts, these are all but the last few that were generated.
+
+    Raises:
+        ArgumentError: If they are too few to compare; it says how many there are.
     """
-    config = evaluation.config
-    count = finished_prompts(config, evaluation.own_reference, Journal(folder).read())
+    config, done = evaluation.config, Journal(folder).read()
+    count = finished_prompts(config, evaluation.own_reference, done)
     part = replace(config, prompts=config.prompts[:count])
+    if not count:
+        every = {key for group in keys(config, evaluation.own_reference) for one in group for key in one}
+        raise ArgumentError(
+            f"{len(every & done.keys()):,} of {len(every):,} samples are finished, and there is no prompt of which "
+            "every recipe has finished them"
+        )
     try:
         return replace(evaluation, config=part, metrics=check(part))
-    except ArgumentError:
-        return None
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"every recipe has finished {count:,} of {len(config.prompts):,} prompts, and {error}"
+        ) from error
 
 
 def measure_samples(
@@ -221,13 +232,16 @@ def measure_samples(
     if own_reference:
         for metric in with_reference:
             references[metric.name] = metric.make_reference(plain[metric.column], features.identity(metric))
-    estimates = _estimates(metrics, tables, references, processes)
+    several = min(len(config.prompts), len(config.seeds)) > 1
+    groups = [units(config)[i][0] for i in kept] if several else None
+    estimates = _estimates(metrics, tables, references, groups, processes)
     passed = _verify(config.recipes, gate, processes)
     if processes.rank:
         return None
+    relaxed = sum(not parse(name).exact for name in config.recipes)
     quality = {
         metric.name: with_differences(
-            estimates[metric.name], [len(kept)] * len(tables), features.identity(metric), share=metric.is_share
+            estimates[metric.name], [len(kept)] * len(tables), features.identity(metric), comparisons=relaxed
         )
         for metric in metrics
     }
@@ -282,11 +296,15 @@ def _extract(
 
 
 def _estimates(
-    metrics: Sequence[Metric], tables: Sequence[Columns], references: Mapping[str, Any], processes: ProcessGroup
+    metrics: Sequence[Metric],
+    tables: Sequence[Columns],
+    references: Mapping[str, Any],
+    groups: Groups,
+    processes: ProcessGroup,
 ) -> dict[str, list[Estimate]]:
-    """For each metric its value and replicates for every table, each process measuring its shard."""
+    """For each metric its estimate for every table, each process measuring its shard."""
     pairs = [(metric, table) for metric in metrics for table in tables]
-    mine = [measure(metric, table, references.get(metric.name)) for metric, table in processes.shard(pairs)]
+    mine = [measure(metric, table, references.get(metric.name), groups) for metric, table in processes.shard(pairs)]
     found = iter(processes.merge(processes.gather(mine)))
     return {metric.name: [next(found) for _ in tables] for metric in metrics}
 

@@ -8,14 +8,49 @@ from typing import Any
 
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bootstrap import Estimate, Interval
+from mmspec.metrics.comparisons import LEVEL
+from mmspec.metrics.estimate import Estimate, Interval
 from mmspec.metrics.extractors.registry import check_extractor
-from mmspec.metrics.metric import NOUNS, Kind, Metric, Rows
+from mmspec.metrics.metric import NOUNS, Groups, Kind, Metric, Rows
 from mmspec.metrics.registry import find_metric
-from mmspec.metrics.values import Count, Real
+from mmspec.metrics.shares import Share
+from mmspec.metrics.values import Count, Quantity, Real
 
 Table = Mapping[str, Rows]
 """The rows of one set of samples, by `Metric.column`."""
+
+
+@dataclass(frozen=True)
+class SimultaneousEnds:
+    """The ends of an interval that is wide enough for several of them to hold at once (Bonferroni).
+
+    Attributes:
+        low: Lower end.
+        high: Upper end.
+        comparisons: The number of intervals of which all hold, with the probability of a single one alone.
+    """
+
+    low: Real
+    high: Real
+    comparisons: Count
+
+
+@dataclass(frozen=True)
+class Difference(Interval):
+    """A paired difference from plain decoding, with its 95 % interval.
+
+    For a share of 1 it brings what does not follow from the ends of the interval; None for other metrics, whose
+    differences are taken to be normal, and in results of earlier versions.
+
+    Attributes:
+        p: Two-sided p-value of no difference.
+        sample_effect: How much a prompt that differs changes the value, on average.
+        simultaneous: The ends of the interval that holds together with those of the other relaxed recipes.
+    """
+
+    p: Quantity | None = None
+    sample_effect: Quantity | None = None
+    simultaneous: SimultaneousEnds | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +71,7 @@ class Quality:
     high: Real
     n: Count
     extractor: str
-    difference: Interval | None
+    difference: Difference | None
 
 
 def find_metrics(names: Sequence[str], weights: Mapping[str, str], count: int) -> list[Metric]:
@@ -107,18 +142,18 @@ def compare(
     """
     estimates = [measure(metric, table, reference) for table in tables]
     counts = [len(table[metric.column]) for table in tables]
-    return with_differences(estimates, counts, extractor, paired, metric.is_share)
+    return with_differences(estimates, counts, extractor, paired, len(tables) - 1)
 
 
-def measure(metric: Metric, table: Table, reference: Any) -> Estimate:
-    """The metric of one set of samples; the arguments are those of `compare`.
+def measure(metric: Metric, table: Table, reference: Any, groups: Groups = None) -> Estimate:
+    """The metric of one set of samples; the arguments are those of `compare` and of `Metric.measure`.
 
     Raises:
         ArgumentError: As `compare`.
     """
     rows = table[metric.column]
     metric.check_count(len(rows))
-    return metric.measure(rows, reference)
+    return metric.measure(rows, reference, groups)
 
 
 def with_differences(
@@ -126,18 +161,31 @@ def with_differences(
     counts: Sequence[int],
     extractor: str = "",
     paired: bool = True,
-    share: bool = False,
+    comparisons: int = 1,
 ) -> list[Quality]:
     """A metric of sets of so many samples, and the differences from the first set; see `compare`.
 
-    With `share`, whether the values are shares of 1, samples that are all alike have an interval too.
+    Args:
+        estimates: Of each set.
+        counts: The number of samples of each.
+        extractor: Name and fingerprint of the metric's extractor.
+        paired: Whether there are differences.
+        comparisons: The number of differences that a reader picks from, whose intervals are to hold at once.
     """
     compared: list[Quality] = []
     for i, (estimate, count) in enumerate(zip(estimates, counts, strict=True)):
-        own = estimate.interval_of_share() if share else estimate.interval()
-        difference = None
-        if i and paired:
-            minus = estimate.minus(estimates[0])
-            difference = minus.interval_of_share(-1.0) if share else minus.interval()
+        own = estimate.interval()
+        difference = difference_of(estimate.minus(estimates[0]), comparisons) if i and paired else None
         compared.append(Quality(own.value, own.low, own.high, count, extractor, difference))
     return compared
+
+
+def difference_of(estimate: Estimate, comparisons: int = 1) -> Difference:
+    """A paired difference as results hold it; see `with_differences`."""
+    own = estimate.interval()
+    if not isinstance(estimate, Share):
+        return Difference(own.value, own.low, own.high)
+    count = max(comparisons, 1)
+    wide = estimate.interval(1 - LEVEL / count)
+    ends = SimultaneousEnds(wide.low, wide.high, count)
+    return Difference(own.value, own.low, own.high, estimate.p_value(), estimate.sample_effect, ends)

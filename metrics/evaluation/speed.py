@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bootstrap import Index, Interval, bootstrap
+from mmspec.metrics.bootstrap import Index, bootstrap
+from mmspec.metrics.estimate import Interval
 from mmspec.metrics.evaluation.journal import SampleRecord
 from mmspec.metrics.values import Count, Quantity, Share, Width
 
@@ -22,7 +23,7 @@ class Speed:
     Attributes:
         samples: Number of samples timed.
         nfe: Target calls per sample.
-        tokens_per_call: With its 95 % interval over samples; plain decoding has 1.00.
+        tokens_per_call: With its 95 % interval over prompts, or seeds of a single one; plain decoding has 1.00.
         speedup: Tokens per second over plain's, all samples together, with the 95 % interval over calls, of width 0
             where one call made all samples: there is none. None if a recipe that claims to be exact failed the
             exactness check.
@@ -92,6 +93,8 @@ def speed_of(mine: Sequence[SampleRecord], plain: Sequence[SampleRecord], gate: 
         return float(tokens[index].sum() / calls[index].sum())
 
     groups = [i // batch for i in range(len(mine))]  # one call is one observation of time
+    prompts = [s.prompt for s in mine]
+    by_prompt = prompts if 1 < len(set(prompts)) < len(prompts) else None
     p50, p95 = np.quantile([s.latency for s in mine], [0.5, 0.95])
     lengths = [s.length for s in mine if s.length is not None]
     grids = {s.grid for s in mine}
@@ -104,7 +107,7 @@ def speed_of(mine: Sequence[SampleRecord], plain: Sequence[SampleRecord], gate: 
     return Speed(
         samples=len(mine),
         nfe=float(calls.mean()),
-        tokens_per_call=bootstrap(per_call, len(mine)),
+        tokens_per_call=bootstrap(per_call, len(mine), groups=by_prompt),
         speedup=speedup,
         seconds=float(seconds.mean()),
         p50=float(p50),

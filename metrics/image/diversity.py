@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bootstrap import Estimate
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.features import Features
-from mmspec.metrics.metric import FeatureMetric, Rows, SampleBatch, resample_mean
+from mmspec.metrics.metric import FeatureMetric, Groups, Rows, SampleBatch, resample_mean
 
 
 def pairwise_distances(features: Features) -> Features:
@@ -46,7 +46,7 @@ class Diversity(FeatureMetric):
         marks = [_mark(prompt) for prompt in samples.prompts]
         return [np.concatenate([[mark], row]) for mark, row in zip(marks, samples.features(extractor), strict=True)]
 
-    def measure(self, rows: Rows, reference: Any) -> Estimate:
+    def measure(self, rows: Rows, reference: Any, groups: Groups = None) -> Estimate:
         by_prompt: dict[float, list[Features]] = {}
         for row in rows:
             by_prompt.setdefault(float(row[0]), []).append(row[1:])

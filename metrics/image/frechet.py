@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from mmspec.metrics.bootstrap import Estimate
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.features import Features, check_same_width
 from mmspec.metrics.gaussian import gaussian_root
-from mmspec.metrics.metric import DistanceMetric, Rows, resample_halves
+from mmspec.metrics.metric import DistanceMetric, Groups, Rows, resample_halves
 from mmspec.metrics.reference import Reference
 
 
@@ -52,7 +52,7 @@ class FrechetDistance(DistanceMetric):
     def distance(self, generated: Features, reference: Any) -> float:
         return frechet_distance(generated, reference)
 
-    def measure(self, rows: Rows, reference: Reference) -> Estimate:
+    def measure(self, rows: Rows, reference: Reference, groups: Groups = None) -> Estimate:
         features, root = np.stack(rows), gaussian_root(reference.gaussian, "reference")
         return resample_halves(lambda index: self.distance(features[index], root), len(features))
 

@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.errors import ArgumentError, PromptError, unknown_name
-from mmspec.metrics.bootstrap import Estimate, Index, resample
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.extractors.clip import ClipExtractor
 from mmspec.metrics.extractors.detector import Detection, ObjectDetector
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.features import Features, unit_length
-from mmspec.metrics.metric import Metric, Rows, SampleBatch
+from mmspec.metrics.metric import Groups, Metric, Rows, SampleBatch
+from mmspec.metrics.shares import ratio_of, share_of
 
 TASKS: Final = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 COLORS: Final = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
@@ -278,16 +279,15 @@ class GenEval(Metric):
             rows.append(np.array([TASKS.index(task.name), right], dtype=np.float64))
         return rows
 
-    def measure(self, rows: Rows, reference: Any) -> Estimate:
-        table = np.stack(rows)
+    def measure(self, rows: Rows, reference: Any, groups: Groups = None) -> Estimate:
+        tasks, right = np.stack(rows).T
         if self.task:
-            table = table[table[:, 0] == TASKS.index(self.task)]
-
-        def score(index: Index) -> float:
-            tasks, right = table[index].T
-            return float(np.mean([right[tasks == task].mean() for task in np.unique(tasks)]))
-
-        return resample(score, len(table))
+            kept = tasks == TASKS.index(self.task)
+            own = [] if groups is None else [prompt for prompt, ours in zip(groups, kept, strict=True) if ours]
+            return share_of(right[kept], own if len(set(own)) > 1 else None)
+        _, which, counts = np.unique(tasks, return_inverse=True, return_counts=True)
+        weights = (len(tasks) / len(counts) / counts)[which]  # tasks count alike, whatever their number of prompts
+        return ratio_of(weights * right, weights, groups)
 
     def sample_scores(self, rows: Rows) -> Sequence[float] | None:
         return None if self.task else [float(row[1]) for row in rows]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bootstrap import Estimate
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.extractors.inception import InceptionExtractor
 from mmspec.metrics.features import as_features
-from mmspec.metrics.metric import Metric, Rows, SampleBatch, resample_halves
+from mmspec.metrics.metric import Groups, Metric, Rows, SampleBatch, resample_halves
 
 
 def inception_score(logits: Any, splits: int = 10) -> tuple[float, float | None]:
@@ -54,7 +54,7 @@ class InceptionScore(Metric):
     def extract(self, samples: SampleBatch, extractor: InceptionExtractor) -> Rows:
         return list(extractor.logits(samples.images))
 
-    def measure(self, rows: Rows, reference: Any) -> Estimate:
+    def measure(self, rows: Rows, reference: Any, groups: Groups = None) -> Estimate:
         logits = np.stack(rows)
         return resample_halves(lambda index: inception_score(logits[index], splits=1)[0], len(logits))
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bootstrap import Estimate, Index
+from mmspec.metrics.bootstrap import Index
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.features import Features, as_features, check_same_width
-from mmspec.metrics.metric import DistanceMetric, Rows, resample_halves
+from mmspec.metrics.metric import DistanceMetric, Groups, Rows, resample_halves
 from mmspec.metrics.reference import Reference
 
 NAMES = ("generated", "reference")
@@ -103,10 +104,10 @@ class KernelDistance(DistanceMetric):
     def distance(self, generated: Features, reference: Features) -> float:
         return kid(generated, reference, subsets=10).value
 
-    def measure(self, rows: Rows, reference: Reference) -> Estimate:
+    def measure(self, rows: Rows, reference: Reference, groups: Groups = None) -> Estimate:
         features, others = np.stack(rows), self._features_of(reference)
         if max(len(features), len(others)) > SUBSET_SIZE:
-            return super().measure(rows, reference)
+            return super().measure(rows, reference, groups)
         check_same_width(features, others, NAMES)
         pairs = PairKernels(features, others)
         return resample_halves(pairs.mmd, len(features))

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bootstrap import Estimate
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.features import Features, as_feature_pair, square_distances
-from mmspec.metrics.metric import FeatureMetric, Rows, resample_mean
+from mmspec.metrics.metric import FeatureMetric, Groups, Rows
 from mmspec.metrics.reference import Reference
+from mmspec.metrics.shares import share_of
 
 _ROWS = 1024  # rows of the distance matrix at a time
 
@@ -76,7 +77,7 @@ def _covered(points: Features, others: Features, radii: Features) -> NDArray[np.
 class _Coverage(FeatureMetric):
     """The mean of one side of `precision_recall`.
 
-    Intervals resample that side's coverage with replacement; the balls are those of all samples.
+    Intervals are those of a share of that side's samples; the balls are those of all samples.
     """
 
     needs_reference = True
@@ -89,9 +90,9 @@ class _Coverage(FeatureMetric):
     def side(self, covered: PrecisionRecall) -> NDArray[np.bool_]:
         """The samples whose coverage is averaged."""
 
-    def measure(self, rows: Rows, reference: Reference) -> Estimate:
-        covered = precision_recall(np.stack(rows), self._features_of(reference))
-        return resample_mean(self.side(covered).astype(np.float64))
+    def measure(self, rows: Rows, reference: Reference, groups: Groups = None) -> Estimate:
+        covered = self.side(precision_recall(np.stack(rows), self._features_of(reference)))
+        return share_of(covered, groups if groups is None or len(groups) == len(covered) else None)
 
 
 class Precision(_Coverage):

@@ -21,7 +21,7 @@ class Point:
 
     Attributes:
         name: Shown on hover.
-        family: Points of one family share a color and are joined by a line.
+        family: Points of one family share a color and are joined by a line, from slow to fast.
         x: Its speed.
         y: Its quality.
         exact: Exact recipes are diamonds, others are circles.
@@ -62,7 +62,7 @@ def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_
     families = list(dict.fromkeys(p.family for p in points))
     colors = {family: f"c{i % len(COLORS)}" for i, family in enumerate(families)}
     for family in families:
-        line = [at(p.x[0], p.y[0]) for p in points if p.family == family]
+        line = sorted(at(p.x[0], p.y[0]) for p in points if p.family == family)
         if len(line) > 1:
             parts.append(Element("polyline", class_=f"sweep {colors[family]}", points=_path(line)))
     marks = _readable(points, at)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import Any
 
-from mmspec.metrics.comparisons import widening
+from mmspec.metrics.comparisons import simultaneous_ends
 from mmspec.metrics.report.scales import higher_is_better, is_share
 
 Record = Mapping[str, Any]
@@ -40,13 +40,13 @@ def candidates(rows: Sequence[Record]) -> list[Record]:
     return [row for row in rows if row["gate"] is not False]
 
 
-def worst_loss(row: Record, metric: str, factor: float = 1.0) -> float | None:
+def worst_loss(row: Record, metric: str, comparisons: int = 1) -> float | None:
     """The largest loss of a metric that a recipe's interval allows, against plain decoding; at least 0.
 
     Args:
         row: The recipe.
         metric: One that is better when higher, or when lower.
-        factor: By which the interval is widened; see `mmspec.metrics.comparisons.widening`.
+        comparisons: The number of intervals that hold at once; see `mmspec.metrics.comparisons.simultaneous_ends`.
 
     Returns:
         0 for plain decoding and for a recipe whose exactness was checked, which lose nothing; None without a
@@ -57,18 +57,17 @@ def worst_loss(row: Record, metric: str, factor: float = 1.0) -> float | None:
     difference = row["quality"][metric]["difference"]
     if difference is None:
         return None
-    end = difference["low"] if higher_is_better(metric) else difference["high"]
-    reached = difference["value"] + factor * (end - difference["value"])
-    return max(0.0, float(-reached if higher_is_better(metric) else reached))
+    low, high = simultaneous_ends(difference, comparisons)
+    return max(0.0, -low if higher_is_better(metric) else high)
 
 
-def correction(rows: Sequence[Record]) -> float:
-    """The widening that lets the intervals of all relaxed candidates hold at once, so that one may be picked."""
-    return widening(sum(not row["exact"] for row in candidates(rows)))
+def relaxed_candidates(rows: Sequence[Record]) -> int:
+    """The number of relaxed recipes among which one is picked, so that their intervals are to hold at once."""
+    return sum(not row["exact"] for row in candidates(rows))
 
 
 def choose(
-    rows: Sequence[Record], metric: str, loss: float, axis: str = "speedup", factor: float | None = None
+    rows: Sequence[Record], metric: str, loss: float, axis: str = "speedup", comparisons: int | None = None
 ) -> Record | None:
     """The fastest recipe whose interval excludes a larger loss.
 
@@ -77,17 +76,17 @@ def choose(
         metric: One that is better when higher, or when lower.
         loss: The largest loss that is allowed, in the metric's own unit.
         axis: "speedup" or "tokens_per_call".
-        factor: Of `worst_loss`; None widens the intervals for all recipes at once.
+        comparisons: Of `worst_loss`; None is the number of relaxed recipes.
 
     Returns:
         None if no recipe qualifies: plain decoding is missing, or no recipe has a speed-up.
     """
-    widened = correction(rows) if factor is None else factor
+    together = relaxed_candidates(rows) if comparisons is None else comparisons
     allowed = [
         row
         for row in candidates(rows)
         if row["speed"][axis] is not None
-        and (worst := worst_loss(row, metric, widened)) is not None
+        and (worst := worst_loss(row, metric, together)) is not None
         and worst <= loss + 1e-12
     ]
     return max(allowed, key=lambda row: float(row["speed"][axis]["value"]), default=None)
@@ -97,8 +96,8 @@ def scale_of(rows: Sequence[Record], metric: str) -> Scale | None:
     """The losses to offer for a metric; None if it is neither good nor bad, or no recipe has a difference."""
     if higher_is_better(metric) is None:
         return None
-    widened = correction(rows)
-    worst = [loss for row in candidates(rows) if (loss := worst_loss(row, metric, widened)) is not None]
+    together = relaxed_candidates(rows)
+    worst = [loss for row in candidates(rows) if (loss := worst_loss(row, metric, together)) is not None]
     if not any(not row["exact"] and row["quality"][metric]["difference"] for row in candidates(rows)):
         return None
     factor = 100.0 if is_share(metric) else 1.0

@@ -36,7 +36,7 @@ def charts(rows: Sequence[Record], metrics: Sequence[str]) -> list[Element]:
             figures.append(chart(points, f"{name} ({'higher' if better else 'lower'} is better)", better, label))
         panels.append(Element("div", figures, class_=f"charts {axis}"))
     notes = [
-        "Bars are 95 % bootstrap intervals over prompts and seeds. Diamonds keep the model's distribution, circles do "
+        "Bars are 95 % intervals over prompts. Diamonds keep the model's distribution, circles do "
         "not; the dashed line joins the recipes that no other beats in both speed and quality. Hover over a point for "
         "its numbers, click it to mark its recipe everywhere; all numbers are in the table below."
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from mmspec.metrics.comparisons import Comparison, compare_all
 from mmspec.metrics.report.grid import grid, interval_cell, name_cell, rounded
 from mmspec.metrics.report.markup import Element
-from mmspec.metrics.report.scales import higher_is_better
+from mmspec.metrics.report.scales import higher_is_better, is_share
 
 Record = Mapping[str, Any]
 
@@ -53,7 +53,8 @@ def differences(rows: Sequence[Record], name: str) -> list[Element]:
             f"{len(family)} comparisons. Colored and named are those that remain after Holm's correction for all of "
             "them, so that the risk of one false claim in the table is at most 5 %; an open circle marks an interval "
             "that excludes 0 but does not remain. Elsewhere no difference was seen, which is no proof of none: below "
-            "stands the smallest one that would have been seen in 80 % of such runs.",
+            "stands the smallest one that would have been seen in 80 % of such runs, or that the samples are too few "
+            "to see any.",
         ),
         grid(["recipe", *metrics], lines, title),
     ]
@@ -75,5 +76,12 @@ def _cell(metric: str, quality: Record, comparison: Comparison | None) -> Elemen
     if said:
         return interval_cell(difference, {"worse": "bad", "better": "good"}.get(said), [said])
     open_ = difference["low"] > 0 or difference["high"] < 0
-    seen = ("\N{WHITE CIRCLE} " if open_ else "") + f"would see {rounded(comparison.detectable)}"
+    seen = ("\N{WHITE CIRCLE} " if open_ else "") + would_see(metric, comparison)
     return interval_cell(difference, None, [seen, f"N = {quality['n']:,}"])
+
+
+def would_see(metric: str, comparison: Comparison) -> str:
+    """The smallest difference that would have been seen; samples may be too few to see the largest one of shares."""
+    if is_share(metric) and comparison.detectable >= 1:
+        return "would see none"
+    return f"would see {rounded(comparison.detectable)}"

@@ -12,6 +12,7 @@ import numpy as np
 from mmspec.errors import ArgumentError, MMSpecError
 from mmspec.metrics.evaluation.config import EvalConfig, read_config
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord
+from mmspec.metrics.evaluation.quality import difference_of
 from mmspec.metrics.evaluation.results import FILE, read_results
 from mmspec.metrics.evaluation.schema import SCHEMA_VERSION
 from mmspec.metrics.evaluation.speed import speed_of
@@ -104,6 +105,6 @@ def _likelihoods(
         if name not in metrics or any(getattr(s, name) is None for s in (*mine, *plain)):
             continue
         own, base = (resample_mean(np.array([getattr(s, name) for s in samples])) for samples in (mine, plain))
-        difference = asdict(own.minus(base).interval()) if paired else None
+        difference = asdict(difference_of(own.minus(base))) if paired else None
         found[name] = {**asdict(own.interval()), "n": len(mine), "extractor": "", "difference": difference}
     return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmspec.metrics.evaluation.results import guarantee, short, short_speedup, timed_once
-from mmspec.metrics.report.choice import candidates, correction, worst_loss
+from mmspec.metrics.report.choice import candidates, relaxed_candidates, worst_loss
 from mmspec.metrics.report.grid import grid, interval_cell, key_of, name_cell, number_cell
 from mmspec.metrics.report.markup import Element
 
@@ -64,11 +64,11 @@ def _for_slider(row: Record, rows: Sequence[Record], metrics: Sequence[str]) -> 
     """The attributes by which the slider chooses; none for a recipe that cannot be chosen."""
     if not any(row is one for one in candidates(rows)):
         return {}
-    speed, factor = row["speed"], correction(rows)
+    speed, together = row["speed"], relaxed_candidates(rows)
     gain, timed = short_speedup(speed, row["batch"]), speed["speedup"] is not None
     return {
-        "data_worst": _losses(row, metrics, 1.0),
-        "data_worst_together": _losses(row, metrics, factor),
+        "data_worst": _losses(row, metrics, 1),
+        "data_worst_together": _losses(row, metrics, together),
         "data_speedup": f"{speed['speedup']['value']:.10g}" if timed else "NaN",
         "data_speedup_text": f"{gain} times plain decoding's speed, at batch {row['batch']}" if timed else "",
         "data_tokens": f"{speed['tokens_per_call']['value']:.10g}",
@@ -76,7 +76,7 @@ def _for_slider(row: Record, rows: Sequence[Record], metrics: Sequence[str]) -> 
     }
 
 
-def _losses(row: Record, metrics: Sequence[str], factor: float) -> str:
+def _losses(row: Record, metrics: Sequence[str], comparisons: int) -> str:
     """The largest losses by metric, separated by spaces; NaN where there is no difference."""
-    found = (worst_loss(row, metric, factor) for metric in metrics)
+    found = (worst_loss(row, metric, comparisons) for metric in metrics)
     return " ".join("NaN" if loss is None else f"{loss:.10g}" for loss in found)

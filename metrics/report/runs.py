@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.metrics.comparisons import compare_all
-from mmspec.metrics.report.differences import verdict
-from mmspec.metrics.report.grid import grid, interval_cell, rounded
+from mmspec.metrics.report.differences import verdict, would_see
+from mmspec.metrics.report.grid import grid, interval_cell
 from mmspec.metrics.report.markup import Element
 
 Record = Mapping[str, Any]
@@ -124,7 +124,7 @@ def _change(name: str, difference: Record | None, comparison: Any) -> Element:
         return interval_cell(None)
     said = verdict(name, difference, comparison)
     kind = {"worse": "bad", "better": "good"}.get(said)
-    return interval_cell(difference, kind, [said or f"would see {rounded(comparison.detectable)}"])
+    return interval_cell(difference, kind, [said or would_see(name, comparison)])
 
 
 def _by_sampling(runs: Sequence[ReportRun]) -> list[Element]:

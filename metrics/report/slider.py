@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmspec.metrics.evaluation.results import short, short_speedup
-from mmspec.metrics.report.choice import Scale, candidates, choose, correction, scale_of
+from mmspec.metrics.report.choice import Scale, choose, relaxed_candidates, scale_of
 from mmspec.metrics.report.grid import link, scroll
 from mmspec.metrics.report.markup import Children, Element
 
@@ -35,7 +35,7 @@ def slider(rows: Sequence[Record], offered: Sequence[Scale]) -> list[Element]:
         )
         for i, scale in enumerate(offered)
     ]  # fmt: skip
-    relaxed = sum(not row["exact"] for row in candidates(rows))
+    relaxed = relaxed_candidates(rows)
     control = Element(
         "div",
         Element(
@@ -112,12 +112,12 @@ class Answer:
 
 def answers(rows: Sequence[Record], offered: Sequence[Scale]) -> list[Answer]:
     """For each metric and each of its fixed losses, the recipes to take; the intervals of all hold at once."""
-    factor = correction(rows)
+    together = relaxed_candidates(rows)
     found = []
     for scale in offered:
         for loss in dict.fromkeys(scale.fixed):
-            calls = choose(rows, scale.metric, loss, "tokens_per_call", factor)
-            clock = choose(rows, scale.metric, loss, "speedup", factor)
+            calls = choose(rows, scale.metric, loss, "tokens_per_call", together)
+            clock = choose(rows, scale.metric, loss, "speedup", together)
             if calls is not None:
                 found.append(Answer(scale, loss, calls, clock))
     return found

@@ -70,7 +70,7 @@ def _origin(run: ReportRun) -> str:
         str(environment.get("device") or config["device"]),
         *(f"{name} {environment[name]}" for name in ("mmspec", "torch") if environment.get(name)),
     ]
-    own = f"{run.name + ': ' if run.name else ''}{', '.join(where)}. Intervals are 95 % bootstrap intervals."
+    own = f"{run.name + ': ' if run.name else ''}{', '.join(where)}. Intervals are 95 % intervals over prompts."
     return " ".join(filter(None, [own, stopped_after(run)]))
 
 

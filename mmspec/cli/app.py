@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MMSpecError as error:
         return _print_error(str(error), USAGE)
     except _UsageError as error:
-        return _print_error(shorten(error.format_message()), USAGE)
+        return _print_error(shorten(_with_value(error)), USAGE)
     except (KeyboardInterrupt, typer.Abort):
         _print_line("mmspec: interrupted")
         return INTERRUPTED
@@ -139,6 +139,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def out_of_memory(error: BaseException) -> bool:
     """Whether Python or torch has failed to allocate memory, on any device."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or "OutOfMemory" in type(error).__name__
+
+
+def _with_value(error: Any) -> str:
+    """The message of an invalid option, with the value, which releases of typer that check by pydantic leave out."""
+    message: str = error.format_message()
+    reasons = getattr(error.__cause__, "errors", None)
+    given = str(reasons()[0].get("input", "")) if callable(reasons) else ""
+    return message if not given or repr(given) in message else f"{message.rstrip('.')}, not {given!r}"
 
 
 def _discard_stdout() -> None:

@@ -247,9 +247,11 @@ def _finished_part(evaluation: Evaluation, output: Path) -> Evaluation:
     from mmspec.metrics.evaluation.evaluate import finished_part
     from mmspec.metrics.evaluation.results import read_results
 
-    part = finished_part(evaluation, output)
-    if part is None:
-        raise KeyboardInterrupt
+    try:
+        part = finished_part(evaluation, output)
+    except ArgumentError as error:
+        print(f"mmspec: stopped too early for results: {error}", file=sys.stderr)
+        raise KeyboardInterrupt from None
     finished = len(part.config.prompts)
     with suppress(ArgumentError):  # no results yet, or none that can be read
         if len(read_results(output)["config"]["prompts"]) > finished:

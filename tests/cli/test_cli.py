@@ -340,6 +340,14 @@ def test_errors_without_a_working_stderr_go_nowhere_and_keep_their_code(redirect
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
+def test_invalid_options_are_named_with_their_values(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, value in (("--batch", "0"), ("--batch", "a"), ("--limit", "-3"), ("--temperature", "warm")):
+        assert main(["eval", "-o", "out", option, value]) == 2
+        error = capsys.readouterr().err
+        assert option in error and value in error.removeprefix("mmspec: error: Invalid value for").split(option)[1]
+    assert main(["report"]) == 2 and capsys.readouterr().err == "mmspec: error: Missing argument 'DIR'.\n"
+
+
 def test_an_interrupt_during_imports_is_quiet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

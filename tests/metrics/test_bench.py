@@ -78,6 +78,7 @@ def test_rows_hold_the_costs_of_the_pipeline(pipe: Pipe) -> None:
     for row in report.rows:
         assert row.speedup is not None
         assert row.speedup.median == pytest.approx(SECONDS["plain"] / SECONDS[row.recipe], rel=0.03)
+        assert row.speedup.low is not None and row.speedup.high is not None
         assert row.speedup.low <= row.speedup.median <= row.speedup.high
         assert row.loop_overhead == pytest.approx(1 / 3)
         assert row.tokens_per_call == 4 / SECONDS[row.recipe]
@@ -137,7 +138,10 @@ def test_no_speedup_without_the_gate(pipe: Pipe) -> None:
     report = bench(pipe, ["a"], [SCD, SJD], gate=check, batches=(1, 2), repeats=1)
     assert checked == ["plain", "scd", "sjd"]
     assert [row.speedup is None for row in report.rows] == [False, True, False] * 2
+    # One repeat has no spread, in the record and in the table.
+    assert report.rows[0].speedup is not None and report.rows[0].speedup.low is None
     lines = table(report.rows).splitlines()
+    assert " 1.00 (once) |" in lines[2] and "[" not in lines[2]
     assert "CHECK FAILED" in lines[3] and "| - " in lines[3].replace("  ", "")
     assert len({len(line) for line in lines}) == 1
 
@@ -157,7 +161,7 @@ def test_the_command_prints_no_speedup_without_the_gate(
     assert main(arguments) == 0
     lines = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[:4]]
     column = [cell.strip() for cell in lines[0]].index("speed-up")
-    assert [line[column].strip() for line in lines[2:]] == ["1.00 [1.00, 1.00]", "-"]
+    assert [line[column].strip() for line in lines[2:]] == ["1.00 (once)", "-"]
 
 
 def test_overrides_reach_the_pipeline(pipe: Pipe) -> None:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.metrics.bootstrap import Interval, bootstrap, mean_interval, resample
+from mmspec.metrics.bootstrap import bootstrap, mean_interval
 from mmspec.metrics.image.attributes import attribute_scores
 from mmspec.metrics.image.frechet import frechet_distance
 from mmspec.vision.shapes.classifier import ShapesClassifier, score_captions
@@ -30,34 +30,6 @@ def test_the_interval_of_a_mean_is_that_of_its_standard_error() -> None:
         assert found.value == pytest.approx(values.mean(), abs=1e-12)
         assert found.high - found.value == pytest.approx(half, rel=0.1)
         assert found.value - found.low == pytest.approx(half, rel=0.1)
-
-
-def test_a_share_has_an_interval_although_all_samples_are_alike() -> None:
-    # A loss of 26 points is missed by 12 samples with a probability of 2.5 %.
-    from mmspec.metrics.evaluation.quality import with_differences
-
-    alike = resample(lambda index: 1.0, 12)
-    assert alike.interval() == Interval(1.0, 1.0, 1.0)
-    plain, relaxed = with_differences([alike, alike], [12, 12], share=True)
-    unseen = 1 - 0.025 ** (1 / 12)
-    assert plain.low == pytest.approx(1 - unseen) and plain.high == 1.0 and unseen == pytest.approx(0.265, abs=1e-3)
-    assert relaxed.difference is not None and relaxed.difference.value == 0.0
-    assert relaxed.difference.high == -relaxed.difference.low == pytest.approx(unseen)
-    # From -1, where every sample is lost, a difference has twice as far to go to 1; rounding is no variation.
-    lost = with_differences([alike, resample(lambda index: 0.0, 12)], [12, 12], share=True)[1].difference
-    assert lost is not None and lost.low == -1.0 and lost.high == pytest.approx(-1 + 2 * unseen)
-    tenth = resample(lambda index: 0.5 + len(index) * 1e-15 * float(index[0]), 12).interval_of_share()
-    assert tenth.high - 0.5 == pytest.approx(0.5 * unseen) == 0.5 - tenth.low
-    # Seeds of one prompt, which are resampled together, are one sample.
-    by_prompt = resample(lambda index: 1.0, 24, groups=[i // 2 for i in range(24)]).interval_of_share()
-    assert by_prompt.low == pytest.approx(1 - unseen)
-    nothing = resample(lambda index: 0.0, 12).interval_of_share()
-    assert nothing.low == 0.0 and nothing.high == pytest.approx(unseen)
-    # Rates of error may exceed 1; samples that vary keep their bootstrap interval; so do values that are no shares.
-    assert resample(lambda index: 1.5, 12).interval_of_share().high == 1.5
-    varied = resample(lambda index: float(np.mean(index)), 12)
-    assert varied.interval_of_share() == varied.interval()
-    assert with_differences([alike, alike], [12, 12])[1].difference == Interval(0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("halves", [False, True], ids=["with replacement", "halves"])

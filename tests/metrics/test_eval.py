@@ -33,12 +33,14 @@ from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.generation import finished_prompts, generate
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, sample_path
 from mmspec.metrics.evaluation.results import as_csv, read_results, short, table
+from mmspec.metrics.evaluation.scores import read_scores
 from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds
 from mmspec.metrics.extractors.image import extract
 from mmspec.metrics.extractors.shapes import ShapesExtractor
 from mmspec.metrics.image.frechet import frechet_distance
 from mmspec.metrics.report.runs import ReportRun
 from mmspec.metrics.report.tables import markdown
+from mmspec.metrics.shares import share_of
 from mmspec.recipes import Recipe
 from mmspec.testing import exactness
 
@@ -92,7 +94,15 @@ def test_results_hold_the_costs_and_images_of_the_pipeline(
     assert nll["difference"]["low"] == pytest.approx(0.09) and 3 <= rows["plain"]["quality"]["nll"]["value"] <= 4
     fd = {name: row["quality"]["fd@shapes"] for name, row in rows.items()}
     assert fd["plain"]["value"] == fd["scd"]["value"]  # both recipes generate the same images
-    assert fd["scd"]["difference"] == {"value": 0, "low": 0, "high": 0} and fd["plain"]["difference"] is None
+    none = {"value": 0, "low": 0, "high": 0, "p": None, "sample_effect": None, "simultaneous": None}
+    assert fd["scd"]["difference"] == none and fd["plain"]["difference"] is None
+    # The three seeds of a prompt are one observation of a share.
+    scores = read_scores(tmp_path / "out")
+    assert scores is not None and len(set(scores.prompts)) == 5
+    own = share_of(scores.scores["attributes"]["plain"], scores.prompts).interval()
+    found = rows["plain"]["quality"]["attributes"]
+    assert (found["low"], found["high"], found["n"]) == (own.low, own.high, 15)
+    assert rows["scd"]["quality"]["attributes"]["difference"]["simultaneous"]["comparisons"] == 2
     assert fd["plain"]["value"] < fd["lantern:delta=0.2"]["value"] < fd["lantern:delta=0.9"]["value"]
     assert fd["lantern:delta=0.9"]["difference"]["low"] > 0
     assert all(q["low"] <= q["value"] <= q["high"] and q["n"] == 15 for q in fd.values())
@@ -153,6 +163,9 @@ def test_a_stopped_run_continues(pipe: Pipe, tmp_path: Path, capsys: pytest.Capt
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr() == (
         "",
+        "mmspec: stopped too early for results: every recipe has finished 1 of 5 prompts, and metric 'fd@shapes' needs "
+        "at least 4 samples (prompts times seeds): its interval is computed on halves of them, and a half needs 2; "
+        "there are 3\n"
         f"mmspec: '{tmp_path / 'out'}' keeps its finished samples; the same command continues\nmmspec: interrupted\n",
     )
     journal = tmp_path / "out" / "samples-0.jsonl"
@@ -260,6 +273,21 @@ def test_an_interrupt_while_a_stopped_run_is_measured_ends_it(
     pipe.fail_at = 40
     assert main([*arguments(tmp_path), "--metrics", "attributes"]) == 130
     assert not (tmp_path / "results.json").exists() and len(Journal(tmp_path).read()) > 30
+
+
+def test_a_run_that_is_stopped_before_any_prompt_is_finished_says_so(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("signal.raise_signal", default_interrupt)
+    pipe.fail_at = 8
+    assert main([*arguments(tmp_path), "--metrics", "attributes", "--batch", "4"]) == 130
+    assert capsys.readouterr().err.splitlines() == [
+        "mmspec: stopped too early for results: 4 of 60 samples are finished, and there is no prompt of which every "
+        "recipe has finished them",
+        f"mmspec: '{tmp_path}' keeps its finished samples; the same command continues",
+        "mmspec: interrupted",
+    ]
+    assert not (tmp_path / "results.json").exists()
 
 
 def default_interrupt(*_: object) -> None:

@@ -18,12 +18,13 @@ from mmspec.importing import resolve
 from mmspec.metrics import metric, registry
 from mmspec.metrics.audio.cepstrum import mel_cepstral_distortion
 from mmspec.metrics.audio.stft_distance import stft_distance
-from mmspec.metrics.bootstrap import Estimate, mean_interval
+from mmspec.metrics.bootstrap import mean_interval
+from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.evaluation.folders import measure_folders
 from mmspec.metrics.evaluation.media import read_audio
 from mmspec.metrics.evaluation.quality import find_metrics
 from mmspec.metrics.features import Features
-from mmspec.metrics.metric import DistanceMetric, MeanMetric, Metric, Rows, SampleBatch
+from mmspec.metrics.metric import DistanceMetric, Groups, MeanMetric, Metric, Rows, SampleBatch
 from mmspec.metrics.registry import EXTRACTOR, METRICS, find_metric
 
 # Name: kind, extractor, needs a reference, needs prompts, higher is better, fewest samples.
@@ -152,7 +153,7 @@ class NotFinite(Brightness):
 
 
 class Unfinished(Metric):
-    def measure(self, rows: Rows, reference: Any) -> Estimate:
+    def measure(self, rows: Rows, reference: Any, groups: Groups = None) -> Estimate:
         raise AssertionError
 
 

@@ -48,7 +48,7 @@ def test_the_fastest_recipe_within_a_loss_is_chosen() -> None:
         row("mild", 3, -0.005),
         row("strong", 4, -0.04),
     ]
-    picks = [choose(rows, "attributes", loss, factor=1.0)["recipe"] for loss in (0, 0.014, 0.0151, 0.049, 0.0501)]  # type: ignore[index]
+    picks = [choose(rows, "attributes", loss, comparisons=1)["recipe"] for loss in (0, 0.014, 0.0151, 0.049, 0.0501)]  # type: ignore[index]
     assert picks == ["scd", "scd", "mild", "mild", "strong"]
     # Two relaxed recipes: each interval is widened by 2.24 / 1.96, so that mild reaches 0.0164.
     assert widening(2) == pytest.approx(2.2414 / 1.95996, abs=1e-4)
@@ -126,7 +126,7 @@ def test_the_slider_of_the_page_agrees(tab: Page, run: ReportRun, tmp_path: Path
     wanted = []
     for metric, loss, axis, together in asked:
         factor = next(scale.factor for scale in scales(rows, [metric]))
-        found = choose(rows, metric, loss / factor, axis, None if together else 1.0)
+        found = choose(rows, metric, loss / factor, axis, None if together else 1)
         assert found is not None
         wanted.append(found["recipe"])
     assert text.split(" ") == wanted and len(set(wanted)) > 3
