@@ -221,7 +221,7 @@ class SpeechPipeline:
                 not depend on it.
             pause: Seconds of silence after each sentence at which a text was split, in addition to the model's own.
             sampling_rate: Samples per second of the audio, which is resampled; None is the model's rate.
-            on_step: Called with a `mmspec.decoding.batch.Step` after every target call; it counts anew for each batch.
+            on_step: Called with a `mmspec.decoding.step.Step` after every target call; it counts anew for each batch.
             measure_entropy: Also report the entropy of the target distribution.
 
         Returns:

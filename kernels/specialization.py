@@ -17,7 +17,8 @@ COUNTS = {
     "width", "slots", "q_slots", "m", "n", "group", "neighbors", "dimensions", "cells", "max_samples", "max_children",
     "height", "children_stride", "count", "first", "drafts_row", "drafted", "most", "line", "before_width",
     "forced_row", "forced_last", "indices_row",
-    "entries_row", "table_row", "heads", "following", "chains",
+    "entries_row", "table_row", "heads", "following", "chains", "batch",
+    "previous", "total",
 }  # fmt: skip
 WIDE = {"cond", "uncond", "q_cond", "q_uncond", "allowed", "q_allowed", "vectors", "draft_probs"}
 """Tensors as wide as the vocabulary or a codebook."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import shown
-from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import PARTS, Stats
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError, did_you_mean
 
 CallbackOnStepEnd = Callable[[Any, int, int, dict[str, Any]], dict[str, Any] | None]

@@ -18,11 +18,12 @@ from mmspec.audio.depth.depth_decoding import (
     frame_seed,
 )
 from mmspec.decoding.adaptive_window import AdaptiveWindows
-from mmspec.decoding.batch import BatchState, Step
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import Step
 from mmspec.decoding.target import cache_bytes
 from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.engine import window_policy

@@ -31,10 +31,10 @@ from mmspec.audio.depth.depth_decoding import (
 )
 from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import AdaptiveWindows
-from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.step import Step
 from mmspec.decoding.target import cache_bytes
 from mmspec.engine import run
 from mmspec.errors import ArgumentError

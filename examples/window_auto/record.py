@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 import mmspec
-from mmspec.decoding.batch import Step
+from mmspec.decoding.step import Step
 from mmspec.decoding.window_policy import FixedWindow
 
 EXAMPLES = Path(__file__).parent.parent

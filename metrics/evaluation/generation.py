@@ -13,8 +13,8 @@ from typing import Any
 
 from mmspec.bulk.media import AudioClip, Medium, encode_medium, media_of, suffix_of, write_durably
 from mmspec.bulk.rows import row_stats
-from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.step import Step
 from mmspec.distributed import ProcessGroup
 from mmspec.metrics.bench.pipe import Pipe
 from mmspec.metrics.evaluation.config import EvalConfig

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mmspec.decoding.batch import Step
+    from mmspec.decoding.step import Step
 
 
 @contextmanager

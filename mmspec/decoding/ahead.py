@@ -88,7 +88,7 @@ class DraftsAhead(Protocol):
 
 
 class PendingVerdict(Protocol):
-    """See `mmspec.sampling.lazy_probs.PendingVerdict`."""
+    """See `mmspec.sampling.lazy_verification.PendingVerdict`."""
 
     @property
     def verdict(self) -> Verdict:
@@ -105,7 +105,7 @@ class PendingVerdict(Protocol):
 
 
 class PendingTokens(Protocol):
-    """See `mmspec.sampling.lazy_probs.PendingTokens`."""
+    """See `mmspec.sampling.lazy_verification.PendingTokens`."""
 
     @property
     def tokens(self) -> Tensor:

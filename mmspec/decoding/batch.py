@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import overload
 
 import numpy as np
 import torch
@@ -16,59 +15,11 @@ from torch import Tensor
 
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.open_window import RECENT, OpenWindow, split_numbers
+from mmspec.decoding.step import Step, TokensSoFar
 from mmspec.sampling.mirrored import mirrored, on_device, overwrite, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.tree import Tree, TreeNumbers
-
-
-class TokensSoFar(Sequence[Tensor]):
-    """The tokens of each row so far, views of one copy of them all.
-
-    Args:
-        tokens: The copy, [rows, N, *cell].
-        lengths: Host int64 [rows], the number of tokens of each row.
-    """
-
-    def __init__(self, tokens: Tensor, lengths: NDArray[np.int64]) -> None:
-        self._tokens = tokens
-        self.lengths = lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @overload
-    def __getitem__(self, row: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[Tensor]: ...
-    def __getitem__(self, row: int | slice) -> Tensor | list[Tensor]:
-        if isinstance(row, slice):
-            return [self[i] for i in range(*row.indices(len(self)))]
-        return self._tokens[row, : self.lengths[row]]
-
-
-@dataclass(frozen=True)
-class Step:
-    """Progress after a target call, the argument of `on_step` callbacks.
-
-    Attributes:
-        nfe: Target calls so far.
-        committed: Tokens of all rows so far.
-        total: Tokens of all rows if none ends early.
-        tokens: A copy of the tokens of each row so far, int64 [n_row] each.
-    """
-
-    nfe: int
-    committed: int
-    total: int
-    tokens: Sequence[Tensor]
-
-    @property
-    def lengths(self) -> list[int]:
-        """The number of tokens of each row so far."""
-        if isinstance(self.tokens, TokensSoFar):
-            return [int(length) for length in self.tokens.lengths]
-        return [len(row) for row in self.tokens]
 
 
 class BatchState:
@@ -473,7 +424,7 @@ class BatchState:
         rows = len(self.ids)
         fork.layout = replace(self.layout, eos=frozenset(), ends=None, stops=None, cut=None)
         fork.ids, fork._index = np.arange(rows), torch.arange(rows, device=self.device)[:, None]
-        fork._tokens = self._tokens[torch.from_numpy(self.ids).to(self.device)]
+        fork._tokens = self._tokens[self._index[:, 0]]
         fork._lengths = self.length.copy()
         fork._limits = np.minimum(self.length + count, self._limits[self.ids])
         fork._ended, fork._stops, fork._cuts = np.zeros(rows, dtype=bool), [None] * rows, [None] * rows

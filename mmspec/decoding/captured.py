@@ -112,7 +112,8 @@ def capture_windows(
     if not can_capture(state.device) or state.remaining < WORTH or drafter is None or not drafter.replays:
         return None
     # Imported here: Triton may be missing.
-    from mmspec.sampling.lazy_probs import copied_draft, kernel_rule, overwrite_draft
+    from mmspec.sampling.lazy_probs import copied_draft, overwrite_draft
+    from mmspec.sampling.lazy_verification import kernel_rule
 
     both = torch.cat([part for part in opened.logits if part is not None])
     memory, guided, width = (both, torch.empty_like(both)), opened.logits.uncond is not None, opened.width

@@ -152,6 +152,9 @@ class GraphCache:
                         found.capture(read, pool, first=all(known != part for *_, known in self._calls))
                 except RuntimeError:  # raised by torch and CUDA for operations that cannot be captured
                     self._fails.add(part)
+                    # The earlier calls of this part will not be replayed either; their pool is freed with them.
+                    self._calls = {shape: call for shape, call in self._calls.items() if shape[-1] != part}
+                    self._pools.pop(part, None)
                     return None
             self._calls[width, end, part] = found
             record_setup()

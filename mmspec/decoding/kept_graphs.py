@@ -2,7 +2,8 @@
 
 A graph refers to weights, caches and tables by address. They are kept together with the graphs, and the target of the
 next decode writes its own numbers to the same tensors. A decode takes a set of graphs away and gives it back when its
-target is freed, so that two threads never replay the same graph.
+target is freed, so that two threads never replay the same graph. A set is freed with the model, and as soon as weights
+that it reads are freed, as by `model.to("cpu")`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from threading import RLock
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Protocol, Self
-from weakref import finalize, ref
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,6 @@ from mmspec.kernels.backend import choose
 MAX_KEPT = 2  # sets of graphs per model; each has a KV cache
 MAX_BYTES = 2**30  # of the tensors of a set; with larger batches capturing takes a small part of the time
 ROUND = 64  # slots of a cache, so that calls with other prompts and windows have the same shapes
-_ATTRIBUTE = "_mmspec_kept_graphs"
 _lock = RLock()  # a target may be freed, and its set given back, by a garbage collection while a set is taken
 _PRIMITIVES = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -55,16 +55,18 @@ class _Kept:
         key: Addresses of the weights, shapes, and settings that a graph has fixed.
         graphs: The graphs.
         stream: The stream of the decode that used them last; None on a CPU.
+        is_stale: Whether weights that they read have been freed.
     """
 
     parts: list[object]
     key: tuple[Any, ...]
     graphs: GraphCache
     stream: torch.cuda.Stream | None = None
+    is_stale: bool = False
 
 
 class KeptGraphs:
-    """The sets of graphs of a model that no decode is using. Copies and pickles of the model have none."""
+    """The sets of graphs of a model that no decode is using."""
 
     def __init__(self) -> None:
         self._free: list[_Kept] = []
@@ -73,14 +75,7 @@ class KeptGraphs:
     def of(cls, model: nn.Module) -> KeptGraphs:
         """The sets of a model."""
         with _lock:
-            found: KeptGraphs = model.__dict__.setdefault(_ATTRIBUTE, cls())
-            return found
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return type(self)()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
+            return _sets.setdefault(model, cls())
 
     def __len__(self) -> int:
         return len(self._free)
@@ -102,14 +97,26 @@ class KeptGraphs:
         if tensors is None or not (graphs.has_calls and graphs.works()) or sum(t.nbytes for t in tensors) > MAX_BYTES:
             return
         with _lock:
-            self._free = [*self._free, kept][-MAX_KEPT:]
+            if not kept.is_stale:
+                self._free = [*self._free, kept][-MAX_KEPT:]
+
+    def drop(self, kept: _Kept) -> None:
+        """Frees a set, now or once its decode gives it back."""
+        with _lock:
+            kept.is_stale = True
+            self._free = [one for one in self._free if one is not kept]
+
+
+# Beside the models and not in them: copies and pickles of a model have none. No set refers to its model, which would
+# never be freed otherwise.
+_sets: WeakKeyDictionary[nn.Module, KeptGraphs] = WeakKeyDictionary()
 
 
 def free_graphs(model: nn.Module) -> None:
     """Frees the graphs that are kept with a model and its parts, with their caches."""
     for module in model.modules():
         with _lock:
-            module.__dict__.pop(_ATTRIBUTE, None)
+            _sets.pop(module, None)
 
 
 def with_kept_graphs(target: Reusable, model: nn.Module, calls: Iterable[object] = ()) -> CUDAGraphTarget:
@@ -125,7 +132,10 @@ def with_kept_graphs(target: Reusable, model: nn.Module, calls: Iterable[object]
     if parts is None or key is None:
         return CUDAGraphTarget(target)
     sets = KeptGraphs.of(model)
-    kept = sets.take(parts, key) or _Kept(parts, key, GraphCache())
+    kept = sets.take(parts, key)
+    if kept is None:
+        kept = _Kept(parts, key, GraphCache())
+        _drop_with_weights(sets, kept, model, target.device)
     if target.device.type == "cuda":
         stream = torch.cuda.current_stream(target.device)
         if kept.stream is not None:
@@ -137,6 +147,21 @@ def with_kept_graphs(target: Reusable, model: nn.Module, calls: Iterable[object]
     user.give_back = give_back = finalize(user, sets.give, kept)
     give_back.atexit = False
     return user
+
+
+def _drop_with_weights(sets: KeptGraphs, kept: _Kept, model: nn.Module, device: torch.device) -> None:
+    """Frees a set when the first weight of the model on the device is freed: they move together."""
+
+    def drop(of: ref[KeptGraphs], which: ref[_Kept]) -> None:
+        found, stale = of(), which()
+        if found is not None and stale is not None:
+            found.drop(stale)
+
+    for weight in (*model.parameters(), *model.buffers()):
+        if weight.numel() and weight.device == device:
+            # Objects that hold on to a weight, such as a `state_dict`, do not hold on to the graphs.
+            finalize(weight.untyped_storage(), drop, ref(sets), ref(kept)).atexit = False
+            return
 
 
 def parts_of(*calls: object) -> list[object] | None:

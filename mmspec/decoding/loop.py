@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict, following_width, open_following, parts_ahead
-from mmspec.decoding.batch import BatchState, Step
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.captured import CapturedWindows, capture_windows
 from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import Step
 from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
 from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.sampling.acceptance import Accept, FeatureRule
@@ -78,6 +79,25 @@ class Drafter(TracksBatch, Protocol):
         Returns:
             Tokens [B, count, *cell], each with the distribution q that it was sampled from.
         """
+        ...
+
+
+@runtime_checkable
+class UploadsWithWindow(Drafter, Protocol):
+    """A drafter that needs numbers of the host on the device, which are copied with those of the window."""
+
+    def host_arrays(self, state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The numbers that the next `propose` needs; not called on a CPU.
+
+        Args:
+            state: The batch.
+            count: Draft tokens per row.
+            iteration: Host int64 [B, 1], of the random numbers.
+        """
+        ...
+
+    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """Sets them, with their copies; see `mmspec.sampling.mirrored`."""
         ...
 
 
@@ -411,9 +431,15 @@ def open_window(target: Target, drafter: Drafter, state: BatchState, width: int,
     """Drafts a chain, and calls the target; arguments as in `decode_window`."""
     # Keep one slot past the end, so that whether the last position is drafted does not depend on the other rows.
     width = min(width, state.remaining + 1)
-    draws = state.window(width, meter.iteration(state.ids))
-    draft = NOTHING
-    meter.clock.lap("other")
+    iteration, draft = meter.iteration(state.ids), NOTHING
+    if width > 1 and state.device.type != "cpu" and isinstance(drafter, UploadsWithWindow):
+        meter.clock.lap("other")
+        draws, arrays = state.window_with(width, iteration, drafter.host_arrays(state, width - 1, iteration))
+        drafter.take_arrays(arrays)
+        meter.clock.lap("drafter")
+    else:
+        draws = state.window(width, iteration)
+        meter.clock.lap("other")
     if width > 1:
         draft = drafter.propose(state, width - 1, draws)
         meter.clock.lap("drafter")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -49,6 +51,7 @@ class BlockRunner:
         self._capacity = head.prefix + 1 + length + window
         self._started = self._guided = False
         self._empty = np.zeros(0, dtype=np.int64)  # host [R], slots of the prompt that are missing, from the first one
+        self._arrays: Sequence[NDArray[np.int64]] | None = None  # of the next root, see `root_arrays`
         self._unread = 0  # slots before the anchor whose keys and values some row has not computed yet
         self._features = torch.empty(0)  # by slot, [R, capacity, layers * D]
         self._cache = KVCache(1, 0, head.kv_heads, 0, head.head_dim, head.dtype, head.device)
@@ -90,6 +93,22 @@ class BlockRunner:
         self._empty = put_host_rows(self._empty, other._empty, row_ids, cfg_factor=factor)
         self._sampler.join(other._sampler, row_ids)
         self.calls += other.calls
+
+    def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
+        """See `mmspec.drafters.draft_runner.SharesUpload`.
+
+        Returns:
+            The slots of the features that are new since the last pass, host int64 [B, n].
+        """
+        if not self._started:
+            self._start()
+        # All rows read the same number of slots. Rows that accepted less read some slots twice, which does no harm.
+        last = self._head.prefix + state.length - 1
+        return [np.maximum(last + 1 - self._unread, 0)[:, None] + np.arange(self._unread)]
+
+    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """See `mmspec.drafters.draft_runner.SharesUpload`."""
+        self._arrays = arrays
 
     def reveal(self, tokens: Tensor, reused: NDArray[np.int64]) -> None:
         """Sets the window of the next pass; see `mmspec.drafters.draft_runner.BlockwiseRunner`."""
@@ -147,10 +166,8 @@ class BlockRunner:
 
     def _read_context(self, state: BatchState) -> None:
         """Computes keys and values of the features that are new since the last pass."""
-        # All rows read the same number of slots. Rows that accepted less read some slots twice, which does no harm.
-        last = self._head.prefix + state.length - 1
-        start = np.maximum(last + 1 - self._unread, 0)
-        slots = start[:, None] + np.arange(self._unread)
+        arrays, self._arrays = self._arrays, None
+        (slots,) = self.root_arrays(state) if arrays is None else arrays
         self._unread = 0
         if not slots.size:
             return

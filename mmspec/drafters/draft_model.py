@@ -75,9 +75,35 @@ class ModelDrafter:
         unread = state.recent(min(self._unread + self._steps, int(state.length.max())))
         self._steps = 0
         slot = state.length - 1 - part(unread, np.s_[:, 0])
-        draft = self._chain(partial(forward_slot, self._model), state.at(unread), unread, slot, count, draws)
+        return self.draft_after(state.at(unread), unread, slot, count, draws)
+
+    def draft_after(
+        self, tokens: Tensor, unread: NDArray[np.int64], slot: NDArray[np.int64], count: int, draws: WindowRNG
+    ) -> Draft:
+        """Drafts after given tokens, which need not be committed.
+
+        Args:
+            tokens: int64 [B, n], the tokens that the model has not read.
+            unread: Host int64 [B, n], their positions.
+            slot: Host int64 [B], the one of them that the first draft follows.
+            count: Draft tokens per row.
+            draws: The random numbers of the window.
+        """
+        draft = self._chain(partial(forward_slot, self._model), tokens, unread, slot, count, draws)
         assert draft is not None
         return draft
+
+    def probs_after(self, tokens: Tensor, unread: NDArray[np.int64], here: NDArray[np.int64]) -> Tensor:
+        """The distribution after the last of given tokens, [B, 1, V].
+
+        Args:
+            tokens: int64 [B, n], the tokens that the model has not read.
+            unread: Host int64 [B, n], their positions.
+            here: Host int64 [B, 1], the position after them.
+        """
+        self.calls += 1
+        newest = np.full(len(unread), unread.shape[1] - 1)
+        return self._sampler(forward_slot(self._model, tokens, part(unread, np.s_[:, 0]), newest), here)
 
     @property
     def drafts_ahead(self) -> bool:
@@ -108,15 +134,9 @@ class ModelDrafter:
         count: int,
         draws: WindowRNG,
     ) -> Draft | None:
-        """`count` drafts per row; nothing waits for the device.
+        """As `draft_after`; nothing waits for the device.
 
-        Args:
-            read: As `forward_slot` of the model; None if it cannot read.
-            tokens: int64 [B, n], the tokens that the model has not read.
-            unread: Host int64 [B, n], their positions.
-            slot: Host int64 [B], the one of them that the first draft follows.
-            count: Draft tokens per row.
-            draws: The random numbers of the window.
+        `read` is as `forward_slot` of the model, or returns None if it cannot read.
         """
         at, step = part(unread, np.s_[:, 0]), tokens
         drafted, probs = [step[:, -1:]], list[Tensor]()

@@ -14,6 +14,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling
 from mmspec.drafters.init_drafter import InitDrafter, token_init
+from mmspec.drafters.kernel_drafts import WindowKernel
 from mmspec.drafters.one_step import one_step
 from mmspec.drafters.outer_layers import OuterLayers
 from mmspec.drafters.outer_layers import build as build_outer_layers
@@ -96,8 +97,12 @@ class Jacobi:
         self._q: Tensor | None = None
         self._offset = np.zeros(0, dtype=np.int64)
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
-        unchanged = refresh is None and outer_layers is None
-        self._kernel = continuation.kernel if isinstance(continuation, InitDrafter) and unchanged else None
+        self._kernel: WindowKernel | None = None
+        if refresh is None and outer_layers is None:
+            if isinstance(continuation, InitDrafter):
+                self._kernel = continuation.kernel
+            elif coupling is None and isinstance(continuation, StandDrafter):
+                self._kernel = continuation
         self._accepted, self._p = self._offset, torch.empty(0)
 
     @property
@@ -139,8 +144,10 @@ class Jacobi:
         if self._kernel is None:
             return None
         # The kernels read the counts on the device, and do without tokens to reuse where there are none.
-        assert isinstance(self._continuation, InitDrafter)
-        self._continuation.observe_ahead(verdict, state, draws)
+        if isinstance(self._continuation, InitDrafter):
+            self._continuation.observe_ahead(verdict, state, draws)
+        else:
+            self._continuation.observe(verdict, state, draws)
         tokens = verdict.coupled = None if self._coupling is None else self._coupling(verdict, state, draws)
         return self._kernel.draft(state, following, verdict.p, tokens, verdict.p, verdict.accepted)
 

@@ -7,6 +7,8 @@ with a draft model; here the window is fixed, or `window=auto`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -53,6 +55,7 @@ class KangarooRunner:
         self._cache: KVCache | None = None
         self._guided = False
         self._read: NDArray[np.int64] = np.zeros(self._sampler.rows, dtype=np.int64)  # committed tokens read, by row
+        self._arrays: Sequence[NDArray[np.int64]] | None = None  # of the next root, see `root_arrays`
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         """Does nothing: `root` reads the new tokens from `state`."""
@@ -72,13 +75,28 @@ class KangarooRunner:
         self._sampler.join(other._sampler, row_ids)
         self.calls += other.calls
 
-    def root(self, state: BatchState) -> Tensor:
+    def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
+        """See `mmspec.drafters.draft_runner.SharesUpload`.
+
+        Returns:
+            The positions that are read, host int64 [B, n]; the first of each row, [B]; and the place of the root among
+            those of each row, [B, 1].
+        """
         # All rows read the same number of tokens. Rows with fewer unread ones read some tokens twice, which does no
         # harm. Rows shorter than that number repeat their last token after the root, where no output is used.
         unread, last = int((state.length - self._read).max()), state.length - 1
         start = np.maximum(state.length - unread, 0)
-        arrays = [np.minimum(start[:, None] + np.arange(unread), last[:, None]), start, (last - start)[:, None]]
-        positions, start, root = upload(arrays, state.device)
+        return [np.minimum(start[:, None] + np.arange(unread), last[:, None]), start, (last - start)[:, None]]
+
+    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """See `mmspec.drafters.draft_runner.SharesUpload`."""
+        self._arrays = arrays
+
+    def root(self, state: BatchState) -> Tensor:
+        arrays, self._arrays = self._arrays, None
+        if arrays is None:
+            arrays = upload(self.root_arrays(state), state.device)
+        positions, start, root = arrays
         predicted = self._forward(state.at(positions), start)
         self._read = state.length
         index = self._with_uncond(on_device(root, self._adapter.device))[..., None].expand(-1, -1, predicted.shape[-1])

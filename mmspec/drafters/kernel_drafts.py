@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,35 @@ from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import INIT, WindowRNG
 
-_WIDEST = 256  # drafts, which one program holds
+LONGEST = 256  # positions of a window, whose drafts one program holds
+
+
+class WindowKernel(Protocol):
+    """Drafts a whole window in one launch, as `mmspec.drafters.jacobi.Jacobi` and its continuation do in torch."""
+
+    def draft(
+        self,
+        state: BatchState,
+        draws: WindowRNG,
+        p: Tensor,
+        tokens: Tensor | None,
+        q: Tensor | None,
+        accepted: NDArray[np.int64],
+    ) -> Draft | None:
+        """The drafts of a window.
+
+        Args:
+            state: The batch.
+            draws: The random numbers of the window.
+            p: The target distributions of the previous window.
+            tokens: Its tokens after the coupling, int64 [B, W']; None if none are reused.
+            q: The distributions that they follow, [B, W', V]; None if none are reused.
+            accepted: Host int64 [B], the number of its drafts that were accepted.
+
+        Returns:
+            None where the kernels do not run.
+        """
+        ...
 
 
 class ForcedOnDevice:
@@ -66,20 +95,8 @@ class KernelDrafts:
         q: Tensor | None,
         accepted: NDArray[np.int64],
     ) -> Draft | None:
-        """The drafts of a window, as `mmspec.drafters.jacobi.Jacobi` and `InitDrafter` make them in torch.
-
-        Args:
-            state: The batch.
-            draws: The random numbers of the window.
-            p: The target distributions of the previous window.
-            tokens: Its tokens after the coupling, int64 [B, W']; None if none are reused.
-            q: The distributions that they follow, [B, W', V]; None if none are reused.
-            accepted: Host int64 [B], the number of its drafts that were accepted.
-
-        Returns:
-            None where the kernels do not run.
-        """
-        if choose(state.device.type) != "triton" or state.layout.cell or draws.positions.shape[1] > _WIDEST:
+        """See `WindowKernel`."""
+        if choose(state.device.type) != "triton" or state.layout.cell or draws.positions.shape[1] > LONGEST:
             return None
         # Imported here: Triton may be missing.
         from mmspec.kernels import token_init

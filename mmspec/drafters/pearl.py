@@ -9,8 +9,9 @@ What is drafted ahead is what would be drafted then, with the same random number
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,9 +23,9 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_model import ModelDrafter, draft_model_of
-from mmspec.sampling.rejection import Draft, Verdict
-from mmspec.sampling.rng import RESAMPLE, WindowRNG
-from mmspec.sampling.sampler import Sampler
+from mmspec.sampling.mirrored import Download
+from mmspec.sampling.rejection import Draft, Verdict, sample_draft
+from mmspec.sampling.rng import RESAMPLE, CounterRNG, WindowRNG
 
 
 class Running(Protocol):
@@ -46,26 +47,34 @@ class _Ahead:
     """A window that was drafted ahead.
 
     Attributes:
-        tokens: int64 [B, m + 1], the window before it and the guess after that.
-        length: Host int64 [B], tokens of each row with these.
+        guess: int64 [B, 1], the token after the window before it, on its way to the host.
+        length: Host int64 [B], tokens of each row with that window and the guess.
         iteration: Host int64 [B], of its random numbers.
         draft: The window.
     """
 
-    tokens: Tensor
+    guess: Download
     length: NDArray[np.int64]
     iteration: NDArray[np.int64]
     draft: Draft
 
-    def fits(self, state: BatchState, count: int, draws: WindowRNG) -> bool:
-        """Whether it is what would be drafted now in every running row."""
+    def fits(self, state: BatchState, count: int, draws: WindowRNG, bonus: Callable[[], NDArray[np.int64]]) -> bool:
+        """Whether it is what would be drafted now in every running row.
+
+        Args:
+            state: The batch.
+            count: Draft tokens per row.
+            draws: The random numbers of the window.
+            bonus: Returns the last token of the window before it, host int64 [B].
+        """
         rows = state.running()
         if count > self.draft.tokens.shape[1] or len(state.ids) != len(self.length):
             return False
         if (state.length != self.length)[rows].any() or (draws.iteration[:, 0] != self.iteration)[rows].any():
             return False
-        same = (state.last(self.tokens.shape[1]) == self.tokens).all(1)
-        return bool(same[rows].all())
+        # Rows of these lengths have accepted all of the window before. The guess was sampled before that was verified,
+        # so that the host seldom waits for it.
+        return bool((bonus() == self.guess.wait().numpy()[:, 0])[rows].all())
 
 
 class PearlDrafter:
@@ -73,15 +82,16 @@ class PearlDrafter:
 
     Args:
         inner: Drafts with the model, which nothing else uses.
-        sampler: That of the model.
         executor: Runs the draft model beside the target.
     """
 
-    def __init__(self, inner: ModelDrafter, sampler: Sampler, executor: Executor) -> None:
+    def __init__(self, inner: ModelDrafter, executor: Executor) -> None:
         self._inner = inner
-        self._sampler = sampler
         self._executor = executor
         self._ahead: _Ahead | None = None
+        # The latest window after its verification, [B, W], where it is on the host already, and where it is not.
+        self._verified: tuple[Tensor, NDArray[np.int64] | None] | None = None
+        self._arrays: Sequence[NDArray[np.int64]] | None = None  # see `host_arrays`
         self._running: Running | None = None
 
     @property
@@ -90,6 +100,7 @@ class PearlDrafter:
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         self._wait()
+        self._verified = verdict.tokens, verdict.on_host
         self._inner.observe(verdict, state, draws)
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -104,35 +115,60 @@ class PearlDrafter:
             drafter._ahead = None
         self._inner.join(other._inner, row_ids, state, other_state)
 
+    def host_arrays(self, state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The numbers of what is drafted ahead; see `_draft_ahead`."""
+        return _numbers_ahead(state, count, iteration) if _has_room(state, count) else []
+
+    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """See `mmspec.decoding.loop.UploadsWithWindow`."""
+        self._arrays = arrays
+
+    def _bonus(self) -> NDArray[np.int64]:
+        """The last token of the latest window, host int64 [B]."""
+        assert self._verified is not None, "every row has a token"
+        tokens, on_host = self._verified
+        found: NDArray[np.int64] = tokens[:, -1].cpu().numpy() if on_host is None else on_host[:, -1]
+        return found
+
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         self._wait()  # after an error in the target
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.fits(state, count, draws):
-            draft = Draft(ahead.draft.tokens[:, :count], ahead.draft.q[:, :count])
+        if ahead is not None and ahead.fits(state, count, draws, self._bonus):
+            draft = ahead.draft
+            if count < draft.tokens.shape[1]:
+                draft = Draft(draft.tokens[:, :count], draft.q[:, :count])
         else:
             draft = self._inner.propose(state, count, draws)
-        # The model's cache reaches no further past the end than one window.
-        if (state.layout.length - state.length >= 2 * (count + 1)).all():
-            fork = state.fork(2 * (count + 1), seed=0)
-            inference = torch.is_inference_mode_enabled()
+        arrays, self._arrays = self._arrays, None
+        if _has_room(state, count):
+            numbers = arrays or _numbers_ahead(state, count, np.asarray(draws.iteration)[:, :1])
+            window = torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
+            u = draws[RESAMPLE][:, count:]  # of the token after the window
+            rng, inference = copy(state.rng), torch.is_inference_mode_enabled()
 
             def work() -> None:
                 with torch.inference_mode(inference):  # a setting of each thread
-                    self._ahead = self._draft_ahead(fork, draft, draws)
+                    self._ahead = self._draft_ahead(window, u, rng, numbers)
 
             self._running = self._executor.submit(work)
         return draft
 
-    def _draft_ahead(self, fork: BatchState, draft: Draft, draws: WindowRNG) -> _Ahead:
-        """Goes on after a draft, on a copy of the batch."""
-        count = draft.tokens.shape[1]
-        iteration = draws.iteration[:, :1]
-        fork.commit(draft.tokens, np.full(len(fork.ids), count - 1))
-        after = fork.window(1, iteration)
-        guess = self._sampler.sample(self._inner.propose(fork, 1, after).q, after, RESAMPLE)
-        fork.commit(guess, np.zeros(len(fork.ids), dtype=np.int64))
-        ahead = self._inner.propose(fork, count, fork.window(count + 1, iteration + 1))
-        return _Ahead(torch.cat([draft.tokens, guess], dim=1), fork.length, iteration[:, 0] + 1, ahead)
+    def _draft_ahead(self, window: Tensor, u: Tensor, rng: CounterRNG, numbers: Sequence[NDArray[np.int64]]) -> _Ahead:
+        """Goes on after a window.
+
+        Args:
+            window: int64 [B, 1 + m], the last token and the drafts.
+            u: float32 [B, 1], the random number that the token after it will be sampled with.
+            rng: The random numbers of the rows.
+            numbers: Positions, host int64 [B, n]: of the last drafts, with the token before; of the guess; of the last
+                draft and the guess; of the next window; and the iterations of its random numbers.
+        """
+        drafts, here, newest, positions, iterations = numbers
+        # Whether q is a distribution is checked with its drafts.
+        guess = sample_draft(self._inner.probs_after(window[:, -2:], drafts, here), u)
+        tokens, last = torch.cat([window[:, -1:], guess], dim=1), np.ones(len(window), dtype=np.int64)
+        ahead = self._inner.draft_after(tokens, newest, last, window.shape[1] - 1, rng.window(positions, iterations))
+        return _Ahead(Download(guess), np.asarray(positions)[:, 0], np.asarray(iterations)[:, 0], ahead)
 
     def _wait(self) -> None:
         """Waits for the draft model, and raises what went wrong in it."""
@@ -141,8 +177,21 @@ class PearlDrafter:
             running.result()
 
 
+def _has_room(state: BatchState, count: int) -> bool:
+    """Whether a window of `count` drafts may be drafted ahead: the model's cache has room for one past the end."""
+    return bool((state.layout.length - state.length >= 2 * (count + 1)).all())
+
+
+def _numbers_ahead(state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The numbers of what is drafted ahead, see `PearlDrafter._draft_ahead`, of a window in this iteration."""
+    after = state.length[:, None] + count
+    next_window = after + 1 + np.arange(count + 1)
+    drafts, newest = after + np.array([-2, -1]), after + np.array([-1, 0])
+    return [drafts, after, newest, next_window, np.broadcast_to(iteration + 1, next_window.shape)]
+
+
 def build(context: DraftingContext) -> PearlDrafter:
     """Builds the drafter of the recipe `pearl`."""
     model, settings = draft_model_of(context)
     sampler = context.layout.sampler(settings, context.target.device)
-    return PearlDrafter(ModelDrafter(model, sampler), sampler, ThreadPoolExecutor(1, "mmspec-pearl"))
+    return PearlDrafter(ModelDrafter(model, sampler), ThreadPoolExecutor(1, "mmspec-pearl"))

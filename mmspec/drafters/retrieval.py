@@ -10,17 +10,19 @@ one-hot and decoding is exact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.datastore import ContextIndex, Datastore, Tokens, neighbor_distances
 from mmspec.sampling.mirrored import on_device
-from mmspec.sampling.rejection import Draft, Verdict
+from mmspec.sampling.rejection import Draft, Verdict, one_hot
 from mmspec.sampling.rng import WindowRNG
 
 
@@ -31,20 +33,20 @@ class RetrievalDrafter:
 
     Args:
         index: The positions of the datastore; None to search the row's own tokens only.
-        vocab_size: V.
         width: Tokens per line of an image; None for streams.
     """
 
     calls = 0
 
-    def __init__(self, index: ContextIndex | None, vocab_size: int, width: int | None) -> None:
+    def __init__(self, index: ContextIndex | None, width: int | None) -> None:
         self._index = index
-        self._vocab_size = vocab_size
         self._distances = np.array(neighbor_distances(width))
         self._width = width
+        self._p: Tensor | None = None  # the latest target distributions, of which drafts take the form
+        self._window: NDArray[np.int64] | None = None  # the next window, see `host_arrays`
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Does nothing: `propose` reads the committed tokens from `state`."""
+        self._p = verdict.p
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Does nothing: nothing is kept by row."""
@@ -52,8 +54,12 @@ class RetrievalDrafter:
     def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
         """Does nothing: nothing is kept by row."""
 
-    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.loop.Drafter`."""
+    def host_arrays(self, state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The last token and the drafts of each row, host int64 [B, 1 + count]; see `UploadsWithWindow`."""
+        return [self._windows(state, count)]
+
+    def _windows(self, state: BatchState, count: int) -> NDArray[np.int64]:
+        """See `host_arrays`."""
         batch, reach = len(state.ids), int(self._distances.max())
         history = np.full((batch, reach + int(state.length.max())), -1)
         if state.device.type == "cpu":
@@ -67,10 +73,19 @@ class RetrievalDrafter:
             before = row[: reach + length]
             if (key := before.tobytes()) not in found:
                 found[key] = self._continue(before, count)
-        drafts = np.stack([found[row[: reach + n].tobytes()] for row, n in zip(history, state.length, strict=True)])
-        tokens = on_device(drafts, state.device)
-        q = torch.zeros(batch, count, self._vocab_size, device=state.device)
-        return Draft(tokens, q.scatter_(-1, tokens[..., None], 1.0))
+        ends = zip(history, reach + state.length, strict=True)
+        return np.stack([np.append(row[end - 1], found[row[:end].tobytes()]) for row, end in ends])
+
+    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """See `mmspec.decoding.loop.UploadsWithWindow`."""
+        (self._window,) = arrays
+
+    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        """See `mmspec.decoding.loop.Drafter`."""
+        found, self._window = self._window, None
+        window = on_device(self._windows(state, count) if found is None else found, state.device)
+        assert self._p is not None, "every row has a token"
+        return Draft(window[:, 1:], one_hot(self._p, window[:, 1:]), window)
 
     def _continue(self, row: Tokens, count: int) -> Tokens:
         """`count` drafts after the tokens of a row, int64 [reach + n], whose first `reach` entries are -1."""
@@ -115,9 +130,9 @@ def build(context: DraftingContext) -> RetrievalDrafter:
             "`mmspec train-drafter --kind retrieval` and name its folder as drafter"
         )
     if not isinstance(store, Datastore) or wanted == "row":
-        return RetrievalDrafter(None, vocab_size, context.layout.width)
+        return RetrievalDrafter(None, context.layout.width)
     if store.vocab_size != vocab_size:
         raise ModelError(
             f"drafter has a vocabulary of {store.vocab_size} tokens, the model {vocab_size}; they must match"
         )
-    return RetrievalDrafter(store.index(context.layout.width), vocab_size, context.layout.width)
+    return RetrievalDrafter(store.index(context.layout.width), context.layout.width)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mmspec.decoding.batch import BatchState
-from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.draft_runner import DraftRunner, SharesUpload
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree_rejection import Outcome
 
@@ -19,6 +23,7 @@ class RunnerDrafter:
 
     def __init__(self, runner: DraftRunner) -> None:
         self._runner = runner
+        self._shares = runner if isinstance(runner, SharesUpload) else None
 
     @property
     def calls(self) -> int:
@@ -26,6 +31,15 @@ class RunnerDrafter:
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         self._runner.observe(verdict, state)
+
+    def host_arrays(self, state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """See `mmspec.decoding.loop.UploadsWithWindow`."""
+        return [] if self._shares is None else self._shares.root_arrays(state)
+
+    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """See `mmspec.decoding.loop.UploadsWithWindow`."""
+        if self._shares is not None:
+            self._shares.take_arrays(arrays)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._runner.select_rows(row_ids)

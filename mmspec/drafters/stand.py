@@ -17,11 +17,13 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.init_drafter import InitDrafter
+from mmspec.drafters.kernel_drafts import LONGEST, ForcedOnDevice
 from mmspec.drafters.recycle import neighbors_of_window, table_entry
 from mmspec.drafters.token_init import TokenInit
-from mmspec.sampling.mirrored import copied
+from mmspec.kernels.backend import choose
+from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.rejection import Draft, Verdict
-from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.rng import INIT, WindowRNG
 from mmspec.sampling.rows import put_rows
 
 _ENTRIES = 2**13  # the largest table of a row; pairs that share an entry overwrite each other
@@ -48,11 +50,28 @@ class StandDrafter:
         self._probs = torch.zeros(batch_size, entries, kept, device=device)  # 0 where nothing is stored
         self._slots = InitDrafter(self._sample)
         self._sampled: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._forced = ForcedOnDevice()
+        self._stored: Tensor | None = None  # the distributions that were stored last
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Stores the likeliest tokens of each slot; `state` still ends where the window began."""
-        if state.length.min() == 0:
+        """Stores the likeliest tokens of each slot; `state` still ends where the window began.
+
+        What a window stores does not depend on how much of it was accepted, so that this is done before the host knows;
+        a second call for the same window does nothing.
+        """
+        if verdict.p is self._stored or state.length.min() == 0:
             return  # the first token has no neighbors
+        self._stored = verdict.p
+        if type(verdict.p) is not Tensor and not state.layout.cell:
+            # Imported here: Triton may be missing.
+            from mmspec.kernels.stand import Stored, store
+            from mmspec.sampling.lazy_probs import LazyProbs
+
+            if isinstance(verdict.p, LazyProbs):
+                drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
+                positions, stored = on_device(draws.positions, state.device), Stored(self._tokens, self._probs)
+                store(verdict.p.stats, *state.storage(), positions, drafts, stored, state.layout.width or 0)
+                return
         left, up = neighbors_of_window(verdict, state)
         probs, tokens = verdict.p.topk(self._tokens.shape[-1], dim=-1)
         entry = table_entry(left, up, self._vocab_size, self._tokens.shape[1])
@@ -69,6 +88,30 @@ class StandDrafter:
         """See `mmspec.decoding.loop.JoinableDrafter`."""
         self._tokens = put_rows(self._tokens, other._tokens, row_ids)
         self._probs = put_rows(self._probs, other._probs, row_ids)
+
+    def draft(
+        self,
+        state: BatchState,
+        draws: WindowRNG,
+        p: Tensor,
+        tokens: Tensor | None,
+        q: Tensor | None,
+        accepted: NDArray[np.int64],
+    ) -> Draft | None:
+        """See `mmspec.drafters.kernel_drafts.WindowKernel`; None if drafts are reused, too."""
+        is_long = draws.positions.shape[1] > LONGEST
+        if choose(state.device.type) != "triton" or state.layout.cell or is_long or tokens is not None:
+            return None
+        # Imported here: Triton may be missing.
+        from mmspec.kernels.softmax_stats import SoftmaxStats
+        from mmspec.kernels.stand import Stored, draft_stored
+        from mmspec.sampling.lazy_probs import LazyProbs
+
+        positions, stored = on_device(draws.positions, state.device), Stored(self._tokens, self._probs)
+        line, forced = state.layout.width or 0, self._forced(state)
+        found = draft_stored(*state.storage(), positions, draws[INIT], stored, line, self._vocab_size, forced)
+        sampled = LazyProbs.known(SoftmaxStats(found.logits, None, None, found.floats, found.ints))
+        return Draft(found.window[:, 1:], sampled, found.window)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""

@@ -11,10 +11,12 @@ guess has a one-hot q, so that decoding is exact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -22,6 +24,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
+from mmspec.sampling.mirrored import Download
 from mmspec.sampling.rejection import Draft, point_mass, sample_draft
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree
@@ -45,10 +48,20 @@ class StoppingDrafter(RunnerDrafter):
         super().__init__(runner)
         self._stop = stop
         self._chain = cache(lambda count: Tree.branching([1] * count, device))
+        self._positions: NDArray[np.int64] | None = None  # of the next guesses, see `host_arrays`
+
+    def host_arrays(self, state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        return [self._sources(state, count), *super().host_arrays(state, count, iteration)]
+
+    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+        self._positions = arrays[0]
+        super().take_arrays(arrays[1:])
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         chain, u, q = self._chain(count), draws[DRAFT], self._runner.root(state)
         guesses = self._guesses(state, count)
+        if type(q) is not Tensor:
+            return self._propose_by_kernel(state, chain, u, q, guesses)
         tokens, probs, guessed = list[Tensor](), list[Tensor](), list[Tensor]()
         chance = torch.ones(len(guesses), device=q.device)
         for i in range(count):
@@ -65,14 +78,35 @@ class StoppingDrafter(RunnerDrafter):
         window = torch.cat(tokens, dim=1)
         return Draft(window, point_mass(torch.cat(probs, dim=1), window, 0, torch.stack(guessed, dim=1)))
 
+    def _propose_by_kernel(self, state: BatchState, chain: Tree, u: Tensor, q: Tensor, guesses: Tensor) -> Draft:
+        """As `propose`, after the call of the root, with one launch per draft besides the call and its sample."""
+        # Imported here: Triton may be missing.
+        from mmspec.kernels.stopping import stop_draft
+        from mmspec.sampling.lazy_probs import LazyProbs, join_logits
+
+        (batch, count), last = guesses.shape, state.last()
+        window, chances = guesses.new_empty(batch, 1 + count), u.new_empty(count + 1, batch)
+        floats, ints = u.new_empty(batch, count, 5), guesses.new_empty((batch, count, 5), dtype=torch.int32)
+        slots, going = list[Tensor](), True
+        for i in range(count):
+            going = going and (i == 0 or bool((Download(chances[i]).wait() >= self._stop).any()))
+            if i and going:
+                q = self._runner.nodes(state, window[:, i : i + 1], chain, i)
+            assert isinstance(q, LazyProbs)
+            sampled = q.sample(u[:, i : i + 1]) if going else guesses[:, i : i + 1]
+            stop_draft(q.stats, sampled, guesses, last, window, floats, ints, chances, i, self._stop)
+            slots.append(q)
+        return Draft(window[:, 1:], join_logits(slots, floats, ints), window)
+
     def _guesses(self, state: BatchState, count: int) -> Tensor:
         """The committed token above each position, or else the last one, int64 [B, count]."""
-        width = state.layout.width
-        if not width:
-            return state.last().expand(-1, count)
-        above = state.positions(count) - width
-        length = state.length[:, None]
-        return state.at(np.where((above >= 0) & (above < length), above, length - 1))
+        positions, self._positions = self._positions, None
+        return state.at(self._sources(state, count) if positions is None else positions)
+
+    def _sources(self, state: BatchState, count: int) -> NDArray[np.int64]:
+        """The positions that guesses are taken from, host int64 [B, count]."""
+        above, length = state.positions(count) - (state.layout.width or 0), state.length[:, None]
+        return np.where((above >= 0) & (above < length), above, length - 1)
 
 
 def build(context: DraftingContext) -> StoppingDrafter:

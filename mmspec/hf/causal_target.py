@@ -146,8 +146,8 @@ class CausalTarget:
             self._cache.at(int(root[0]) + first, end)
         else:
             self._cache.at_slots(self._repeat(factor, root[:, None] + np.arange(first, last)), end)
-        at_depth = self._repeat(factor, root[:, None] + tree.depth[:, first:last])
-        embeds = self._embed(tokens.repeat(factor, 1), factor, at[:, None] + tree.depth[:, first:last])
+        at_depth = self._repeat(factor, tree.positions(root, first, last))
+        embeds = self._embed(tokens.repeat(factor, 1), factor, tree.positions(at, first, last))
         mask = self._tree_mask(self._repeat(factor, root), tree.sees[:, first:last, 1:last], end, embeds.dtype)
         return self._logits(self._run(embeds, at_depth, mask, early_exit), early_exit=early_exit)
 
@@ -382,6 +382,9 @@ class CausalTarget:
 
     def _repeat(self, factor: int, slots: NDArray[np.int64]) -> Tensor:
         """Host slots int64 [B, ...] for the conditional rows, and for the unconditional ones if `factor` is 2."""
+        there = getattr(slots, "mirror", None)  # numbers that the host does not know
+        if there is not None:
+            return torch.cat([there] * factor)
         return copied(torch.from_numpy(np.concatenate([slots] * factor)), self.device)
 
     def _causal_mask(self, slots: Tensor, end: int, dtype: torch.dtype) -> Tensor:

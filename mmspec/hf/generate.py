@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.batch import Step
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, normalised_guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.step import Step
 from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import Head
@@ -108,7 +108,7 @@ def generate(
             calls with the same arguments, int64 [n, N].
         heads: Draft heads on the model's features, one of a kind, for the recipes `eagle`, `medusa` and their trees, as
             `mmspec.heads.checkpoint.load_head` reads them.
-        on_step: Called with a `mmspec.decoding.batch.Step` after every call of the model.
+        on_step: Called with a `mmspec.decoding.step.Step` after every call of the model.
         measure_entropy: Also report the entropy of the model's distribution.
         **inputs: The inputs of the model, passed by transformers.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mmspec.decoding.batch import Step
+from mmspec.decoding.step import Step
 
 
 class TokenStream:

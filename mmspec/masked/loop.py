@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError
 
 Ints = NDArray[np.int64]

@@ -122,9 +122,9 @@ class Constraint:
         return latest[1][index]
 
     def _device_kinds(self, positions: NDArray[np.int64]) -> Tensor:
-        if positions.max() >= self._past_end.shape[-1]:
-            return self.kinds(positions).int()
         inside = on_device(positions, self.kind.device)
+        if positions.max() >= self._past_end.shape[-1]:
+            inside = inside.clamp(max=self._past_end.shape[-1] - 1)
         return self._past_end[inside] if self.batch_size is None else self._past_end.gather(1, inside)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,20 +24,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from mmspec.errors import ModelError
-from mmspec.kernels import columns as columns_kernel
 from mmspec.kernels import coupling as coupling_kernels
-from mmspec.kernels.accept import BROKEN_DRAFT, Verified, verify_window
 from mmspec.kernels.fused_sampler import Settings, fused_sample
 from mmspec.kernels.residual import resample
-from mmspec.kernels.rule import KernelRule
 from mmspec.kernels.softmax_stats import LINE, SoftmaxStats, at, point_mass_stats, stats_of_probs
-from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally, first_reused
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import Download, copied, mirrored, on_device
-from mmspec.sampling.multi_codebook import MAX_SAMPLES, entries, verify_columns, with_resampled
-from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, residual, sample, sample_draft, verify
-from mmspec.sampling.rng import CounterRNG, WindowRNG
+from mmspec.sampling.mirrored import copied, on_device
+from mmspec.sampling.rejection import Draft, Verdict, one_hot, point_mass, ratio, residual, sample, sample_draft
+from mmspec.sampling.rng import CounterRNG
 
 INVALID = "the model gave logits that are not numbers (NaN), or forbade every token of a position"
 
@@ -221,6 +216,22 @@ def _cat(probs: Sequence[Tensor], dim: int = 0) -> Tensor:
     ))  # fmt: skip
 
 
+def join_logits(slots: Sequence[Tensor], floats: Tensor, ints: Tensor) -> LazyProbs:
+    """The distributions of a window, from those of its slots, [B, 1, V] each, and its statistics.
+
+    Args:
+        slots: The distributions, of which the logits are taken.
+        floats: float32 [B, m, 5], see `mmspec.kernels.softmax_stats.SoftmaxStats`.
+        ints: int32 [B, m, 5]; the logits of slot s of row b are line b * m + s.
+    """
+    every = [stats_of(one) for one in slots]
+    uncond = [one.uncond for one in every if one.uncond is not None]
+    return LazyProbs.known(SoftmaxStats(
+        torch.cat([one.cond for one in every], dim=1), torch.cat(uncond, dim=1) if uncond else None, every[0].allowed,
+        floats, ints,
+    ))  # fmt: skip
+
+
 @lru_cache(maxsize=16)
 def _numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, dtype=torch.int32, device=device)
@@ -257,104 +268,6 @@ def overwrite_draft(draft: Draft, new: Draft) -> None:
     draft.q.stats.ints.copy_(new.q.stats.ints)
 
 
-class PendingVerdict:
-    """The verdict of a window whose counts the host does not have yet.
-
-    Whether all distributions are valid is known with them; what samples from p before takes them to be valid. Where a
-    CUDA graph makes the verdict anew (`mmspec.decoding.captured`), it is sent and read anew.
-
-    Attributes:
-        verdict: The verdict; on the host, `accepted` is a lower bound of 0.
-    """
-
-    def __init__(self, verified: Verified, p: LazyProbs, draft: Draft, rule: KernelRule, exact: bool) -> None:
-        self._exact, self._there, self._p = exact, verified.found, p
-        self._rule = rule  # a CUDA graph reads its tensors, which `_kernel_form` may forget
-        self._found: Download | None = None
-        p._valid = True
-        self._accepted = verified.accepted
-        accepted = mirrored(np.zeros(len(verified.accepted), dtype=np.int64), verified.accepted)
-        self.verdict = Verdict(verified.tokens, accepted, p, draft)
-
-    def send(self) -> Self:
-        """Begins to copy the counts to the host."""
-        self._p._valid, self._p._dense = True, None
-        self._found = Download(self._there)
-        return self
-
-    def read(self) -> Verdict:
-        """The verdict with its counts; waits for them.
-
-        Raises:
-            ModelError: If a row's next token or a draft has no distribution.
-        """
-        assert self._found is not None, "send() comes first"
-        known, found = self.verdict, self._found.wait()
-        m, host = known.tokens.shape[1] - 1, found.numpy()
-        first, invalid = host[:, 0].astype(np.int64), host[:, 1]
-        self._p._valid = not invalid.any()
-        if not self._p._valid and (invalid & (1 | BROKEN_DRAFT)).any():
-            raise ModelError(INVALID)
-        excess = None if self._exact else found[:, 3 + m :].contiguous().view(torch.float32)
-        accepted, tokens_on_host = mirrored(first, self._accepted), host[:, 2 : 3 + m].astype(np.int64)
-        return Verdict(known.tokens, accepted, known.p, known.draft, excess, tokens_on_host, known.coupled)
-
-
-class PendingTokens:
-    """Sampled tokens on their way to the host, which then learns whether their distributions are valid.
-
-    Attributes:
-        tokens: int64 [B, W], on the device.
-    """
-
-    def __init__(self, tokens: Tensor) -> None:
-        self.tokens = tokens
-        self._found = Download(tokens)
-
-    def read(self) -> NDArray[np.int64]:
-        """The tokens on the host, int64 [B, W]; waits for them.
-
-        Raises:
-            ModelError: If a token has no distribution.
-        """
-        found: NDArray[np.int64] = self._found.wait().numpy()
-        if (found < 0).any():
-            raise ModelError(INVALID)
-        return found
-
-
-def launch_sampling(p: Tensor, u: Tensor) -> PendingTokens | None:
-    """`mmspec.sampling.rejection.sample`, in one launch; None where the kernels do not sample."""
-    return PendingTokens(p.sample(u)) if isinstance(p, LazyProbs) else None
-
-
-def launch_verification(
-    p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor
-) -> PendingVerdict | None:
-    """`mmspec.sampling.rejection.verify`, in two launches; None where the kernels cannot verify such a window."""
-    known = kernel_rule(rule, p.device) if isinstance(p, LazyProbs) and accept_u.shape[1] > 1 else None
-    if not isinstance(p, LazyProbs) or known is None:
-        return None
-    x, q = _rows_of(draft.tokens), stats_of(draft.q)
-    chance = p.fused_sample(resample_u, x)
-    if chance is None:
-        chance = F.pad(at(*p.stats[:, :-1].source(), x), (0, 1))
-    verified = verify_window(p.stats, q, x, chance, p.sample(resample_u), accept_u, resample_u, known)
-    return PendingVerdict(verified, p, draft, known, rule is ratio)
-
-
-def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
-    """`mmspec.sampling.rejection.verify`, in two launches and one wait for the device."""
-    if accept_u.shape[1] == 1:
-        return Verdict(sample(p, resample_u), np.zeros(len(accept_u), dtype=np.int64), p, draft)
-    pending = launch_verification(p, draft, rule, accept_u, resample_u)
-    if pending is not None:
-        return pending.send().read()
-    verdict = verify(p.dense(), draft, rule, accept_u, resample_u)
-    verdict.p = p
-    return verdict
-
-
 def check_tokens(p: Tensor, tokens: Tensor) -> Tensor:
     """Tokens that were sampled from `p` before it was known whether its distributions are valid.
 
@@ -376,7 +289,7 @@ def _couple_maximally(p: LazyProbs, verdict: Verdict, accept_u: Tensor, resample
         return _couple_fresh(p, verdict, resample_u)
     accepted, q = on_device(verdict.accepted, p.device), stats_of(draft.q)
     numbers = verdict.tokens, p.sample(resample_u), accepted, accept_u, resample_u
-    return _checked(p, coupling_kernels.couple_maximally(p.stats, q, _rows_of(draft.tokens), *numbers))
+    return _checked(p, coupling_kernels.couple_maximally(p.stats, q, rows_of(draft.tokens), *numbers))
 
 
 def _couple_by_noise(p: LazyProbs, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
@@ -385,7 +298,7 @@ def _couple_by_noise(p: LazyProbs, rng: CounterRNG, positions: NDArray[np.int64]
     return _checked(p, coupling_kernels.couple_by_noise(p.stats, seeds, on_device(positions, p.device)))
 
 
-def _rows_of(tokens: Tensor) -> Tensor:
+def rows_of(tokens: Tensor) -> Tensor:
     """Tokens [B, m] with those of a row next to each other, as kernels read them."""
     return tokens if tokens.stride(1) == 1 else tokens.contiguous()
 
@@ -399,41 +312,6 @@ def _checked(p: LazyProbs, tokens: Tensor) -> Tensor:
     if not p._valid and bool((tokens < 0).any()):
         raise ModelError(INVALID)
     return tokens
-
-
-def kernel_rule(rule: Accept, device: torch.device) -> KernelRule | None:
-    """A rule in the form that the kernel reads; None if the kernel does not support it."""
-    if rule is ratio:
-        return KernelRule()
-    return _kernel_form(rule, device) if isinstance(rule, SupportsKernels) else None
-
-
-@lru_cache(maxsize=2)
-def _kernel_form(rule: SupportsKernels, device: torch.device) -> KernelRule:
-    """`SupportsKernels.kernel_rule`, whose tensors are copied to the device once and not in each window."""
-    return rule.kernel_rule(device)
-
-
-def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, free: Tensor | None) -> Verdict:
-    """`mmspec.sampling.multi_codebook.verify_columns`, in two launches and one wait for the device."""
-    if rule is not ratio:
-        verdict = verify_columns(p.dense(), Draft(draft.tokens, dense_of(draft.q)), rule, rng, free)
-        return Verdict(verdict.tokens, verdict.accepted, p, draft, verdict.excess)
-    device, (batch, width, cells) = p.device, p.shape[:3]
-    free = torch.ones(batch, width, cells, dtype=torch.bool, device=device) if free is None else free
-    seeds, positions, iteration = (
-        torch.from_numpy(n).to(device, non_blocking=True)
-        for n in (rng.source.seeds, rng.positions, rng.iteration.copy())
-    )
-    p_stats, q_stats = p.stats.view(batch, width * cells), stats_of(draft.q).view(batch, (width - 1) * cells)
-    x = entries(draft.tokens, p.shape[-1])
-    first, resampled = columns_kernel.verify_columns(
-        p_stats, q_stats, x, free, seeds, positions, iteration, MAX_SAMPLES
-    )
-    host = torch.stack([first, (resampled < 0).any(1).long()]).cpu().numpy()
-    if host[1].any():
-        raise ModelError(INVALID)
-    return Verdict(with_resampled(draft.tokens, first, resampled), host[0], p, draft)
 
 
 def _ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
@@ -462,6 +340,11 @@ def _point_mass(q: LazyProbs, tokens: Tensor, first: int, new: NDArray[np.bool_]
     return LazyProbs.known(replace(q.stats, floats=floats, ints=ints))
 
 
+def _one_hot(like: LazyProbs, tokens: Tensor) -> LazyProbs:
+    """`mmspec.sampling.rejection.one_hot`."""
+    return LazyProbs.known(point_mass_stats(like.stats, tokens))
+
+
 def _index(probs: LazyProbs, index: Any) -> Any:
     """Some of the slots, by an index of the axes B and W."""
     axes = index if isinstance(index, tuple) else (index,)
@@ -488,19 +371,18 @@ _SHAPES: set[Any] = {
     Tensor.__len__,
     Tensor.size,
 }
-# What is implemented for lazy probabilities; `mmspec.sampling.lazy_trees` adds what verifies trees.
+# What is implemented for lazy probabilities; `mmspec.sampling.lazy_verification` and `lazy_trees` add what verifies.
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     sample: _sample,
     sample_draft: _sample_draft,
     torch.cat: _cat,
-    verify: _verify,
     couple_fresh: _couple_fresh,
     couple_maximally: _couple_maximally,
     couple_by_noise: _couple_by_noise,
-    verify_columns: _verify_columns,
     ratio: _ratio,
     residual: _residual,
     point_mass: _point_mass,
+    one_hot: _one_hot,
     Tensor.__getitem__: _index,
     Tensor.unflatten: _unflatten,
 }

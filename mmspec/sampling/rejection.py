@@ -133,6 +133,18 @@ def point_mass(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_] | T
     return torch.cat([q[:, :first], one_hot], dim=1)
 
 
+def one_hot(like: Tensor, tokens: Tensor) -> Tensor:
+    """Distributions float32 [B, m, V] with all mass on tokens int64 [B, m] that were not sampled.
+
+    Args:
+        like: Distributions [..., V], of the same kind and device.
+        tokens: The tokens.
+    """
+    if has_torch_function((like,)):
+        return handle_torch_function(one_hot, (like,), like, tokens)
+    return like.new_zeros(*tokens.shape, like.shape[-1]).scatter_(-1, tokens[..., None], 1.0)
+
+
 def sample_draft(q: Tensor, u: Tensor) -> Tensor:
     """As `sample`, for a draft that is verified: on a device, whether q is a distribution is checked only then."""
     if has_torch_function((q,)):

@@ -28,7 +28,7 @@ from mmspec.sampling.top_p import keep_top_p
 from mmspec.sampling.truncation import keep_min_p, keep_typical
 
 if TYPE_CHECKING:
-    from mmspec.sampling.lazy_probs import PendingTokens, PendingVerdict
+    from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict
 
 NO_END = 2**62
 _BY_ROW = ("guidance", "guidance_end", "temperature", "greedy", "top_k", "top_p", "min_p", "typical_p")
@@ -147,7 +147,7 @@ class TokenSampler:
         """As `sample`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
         if type(p) is Tensor:
             return None
-        from mmspec.sampling.lazy_probs import launch_sampling
+        from mmspec.sampling.lazy_verification import launch_sampling
 
         return launch_sampling(p, rng[RESAMPLE])
 
@@ -155,7 +155,7 @@ class TokenSampler:
         """As `verify`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
         if type(p) is Tensor:
             return None
-        from mmspec.sampling.lazy_probs import launch_verification
+        from mmspec.sampling.lazy_verification import launch_verification
 
         return launch_verification(p, draft, rule, rng[ACCEPT], rng[RESAMPLE])
 
@@ -206,7 +206,7 @@ class TokenSampler:
     def _lazy(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         # Imported here: Triton may be missing, and on a CPU importing it would be a waste of time.
         from mmspec.kernels.fused_sampler import Settings
-        from mmspec.sampling import lazy_trees  # noqa: F401 (adds what verifies trees)
+        from mmspec.sampling import lazy_trees, lazy_verification  # noqa: F401 (they add what verifies)
         from mmspec.sampling.lazy_probs import LazyProbs
 
         width = positions.shape[1]

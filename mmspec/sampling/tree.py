@@ -17,8 +17,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling.mirrored import copied, on_device
+from mmspec.sampling.mirrored import copied, mirrored, on_device
 from mmspec.sampling.rng import WindowRNG
+
+
+class DeviceShape(Protocol):
+    """The shape of a tree on a device, such as a `mmspec.kernels.tree_shape.Shape`; see `Tree`."""
+
+    @property
+    def parents(self) -> Tensor:
+        """int64 [R, m]."""
+        ...
+
+    @property
+    def sees(self) -> Tensor:
+        """bool [R, 1 + m, 1 + m]."""
+        ...
+
+    @property
+    def children(self) -> Tensor:
+        """int64 [R, 1 + m, K]."""
+        ...
+
+    @property
+    def order(self) -> Tensor:
+        """int64 [R, m], of the nodes."""
+        ...
+
+    @property
+    def depth(self) -> Tensor:
+        """int64 [R, 1 + m]."""
+        ...
 
 
 class Tree:
@@ -63,6 +92,56 @@ class Tree:
         self.widest = [int(counts[depth == d].max()) for d in range(self.height)]
         self.sees = copied(torch.from_numpy(sees), device)
         self.children = on_device(children, device)
+
+    @classmethod
+    def on_device(cls, shape: DeviceShape, depth: NDArray[np.int64] | None, height: int, chain: bool) -> Tree:
+        """A tree whose shape the host does not know; `parents`, and what follows from them, wait for the device.
+
+        Args:
+            shape: What is on the device.
+            depth: Host int64 [1, 1 + m], the depth of each entry, if the host knows it.
+            height: The largest depth that an entry may have.
+            chain: Whether the tree is a window.
+        """
+        tree = cls.__new__(cls)
+        tree.sees, tree.children, tree.device_order = shape.sees, shape.children, shape.order
+        tree.device_parents, tree.device_depth = shape.parents, shape.depth
+        tree.height, tree.chain, tree.widest = height, chain, [shape.children.shape[2]] * height
+        if depth is not None:
+            tree.depth = depth
+        return tree
+
+    @cached_property
+    def parents(self) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = self.device_parents.cpu().numpy()
+        return found
+
+    @cached_property
+    def depth(self) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = self.device_depth.cpu().numpy()
+        return found
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        return _earlier_equals(self.depth)
+
+    @cached_property
+    def device_depth(self) -> Tensor:
+        """`depth` on the device."""
+        return on_device(self.depth, self.children.device)
+
+    def positions(self, root: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
+        """The positions of entries, host int64 [B, last - first], with a copy on the device where it was not known.
+
+        Args:
+            root: Host int64 [B], the position of the root in each row.
+            first: The first entry.
+            last: The entry after the last one.
+        """
+        if "depth" in self.__dict__:
+            return root[:, None] + self.depth[:, first:last]
+        there = on_device(root, self.children.device)[:, None] + self.device_depth[:, first:last]
+        return mirrored(root[:, None] + np.minimum(np.arange(first, last), self.height), there)
 
     @cached_property
     def device_order(self) -> Tensor:

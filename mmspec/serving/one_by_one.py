@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmspec.audio.adapter import PreparedText
 from mmspec.batching.request import RowPrompt
-from mmspec.decoding.batch import Step
+from mmspec.decoding.step import Step
 from mmspec.recipes import parse
 from mmspec.serving.generation import CallOutput, DecodingRequest, QueueFullError
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 import mmspec
 from mmspec.cli.app import main
-from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.step import Step
 from mmspec.errors import PromptError, UnknownNameError
 from mmspec.recipes import Recipe
 from mmspec.vision.shapes import generator

@@ -17,10 +17,11 @@ from torch import Tensor
 import mmspec.decoding.loop
 import mmspec.engine
 from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
-from mmspec.decoding.batch import BatchState, Step
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import decode_together
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import Step
 from mmspec.decoding.window_policy import FixedWindow
 from mmspec.engine import run
 from mmspec.errors import ArgumentError

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.decoding import cuda_graphs
-from mmspec.decoding.kept_graphs import MAX_KEPT, KeptGraphs, _Kept, free_graphs, parts_of
+from mmspec.decoding.kept_graphs import MAX_KEPT, KeptGraphs, _drop_with_weights, _Kept, free_graphs, parts_of
+from mmspec.decoding.target import EarlyExit
 
 PROMPTS = [[1, 7, 8, 3], [0, 0, 9, 3], [5, 6, 2, 3, 11, 3]]
 
@@ -128,7 +129,8 @@ def test_graphs_are_bounded_and_can_be_freed(captures: Captures) -> None:
     for length in (16, 70, 140):
         tokens(model, [1] + [7] * length)
     assert len(sets) == MAX_KEPT == 2
-    assert len(pickle.loads(pickle.dumps(sets))) == len(copy.deepcopy(sets)) == 0
+    assert not len(KeptGraphs.of(copy.deepcopy(model).model))
+    assert b"mmspec" not in pickle.dumps(model), "a pickled model is read where mmspec is not installed"
     free_graphs(model)
     count = captures.count
     tokens(model, PROMPTS[0])
@@ -151,6 +153,24 @@ def test_other_weights_and_calls_need_other_graphs(captures: Captures) -> None:
     tokens(model, PROMPTS[0])
     assert not len(KeptGraphs.of(model.model)), "a graph would run the hook once"
     hook.remove()
+
+
+def test_graphs_are_freed_with_the_weights_that_they_read(captures: Captures) -> None:
+    model = llama()
+    tokens(model, PROMPTS[0])
+    (kept,) = (ref(one) for one in KeptGraphs.of(model.model)._free)
+    model.to(torch.float64)  # other memory, as after `model.to("cpu")`
+    assert kept() is None, "their caches must not wait for the next call"
+    moved = list[bool]()
+
+    def move(step: Any) -> None:
+        if not moved:
+            moved.append(True)
+            weight = next(model.model.parameters())
+            weight.data = weight.data.clone()
+
+    tokens(model, PROMPTS[0], on_step=move)
+    assert moved and not len(KeptGraphs.of(model.model)), "a decode was using them"
 
 
 def test_adapters_and_other_attention_need_other_graphs(captures: Captures) -> None:
@@ -264,8 +284,37 @@ def test_graphs_do_not_keep_their_model_alive(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cuda_graphs.GraphCache, "has_calls", True)
     parts = parts_of(layer, layer.forward)
     assert parts is not None
-    KeptGraphs.of(layer).give(_Kept(parts, (), graphs))
+    kept = _Kept(parts, (), graphs)
+    _drop_with_weights(KeptGraphs.of(layer), kept, layer, torch.device("cpu"))
+    KeptGraphs.of(layer).give(kept)
     assert len(KeptGraphs.of(layer)) == 1
-    alive = ref(layer)
+    weights, alive, sets = layer.state_dict(), ref(layer), ref(KeptGraphs.of(layer))
     del layer, parts
     assert alive() is None, "its memory must not wait for a garbage collection"
+    assert weights and sets() is None, "graphs do not stay with weights that are still in use"
+
+
+def test_the_graphs_of_a_part_that_fails_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeCapture:
+        def __init__(self, *shape: Any) -> None:
+            self._width = shape[1]
+
+        def capture(self, read: Any, pool: object, first: bool) -> None:
+            if self._width == 3:
+                raise RuntimeError("cannot be captured")
+            self._pool = pool
+
+    class Pool:
+        pass
+
+    monkeypatch.setattr(cuda_graphs, "_CapturedCall", FakeCapture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", Pool)
+    graphs, device, part = cuda_graphs.GraphCache(), torch.device("cuda"), EarlyExit(1, guided=True)
+    read: Any = None
+    whole, inner = (graphs.call(read, 1, 2, 8, device, which) for which in (None, part))
+    assert whole is not None and inner is not None
+    pool, call = ref(graphs._pools[part]), ref(inner)
+    del inner
+    assert graphs.call(read, 1, 3, 8, device, part) is None and not graphs.works(part)
+    assert pool() is None and call() is None
+    assert graphs.works() and graphs.call(read, 1, 2, 8, device) is whole

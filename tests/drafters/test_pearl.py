@@ -41,7 +41,7 @@ def test_tokens_are_those_of_draft(other: int, rows: int, ends: bool) -> None:
 
 
 def test_drafts_of_another_prefix_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmspec.drafters.pearl._Ahead, "fits", lambda self, state, count, draws: True)
+    monkeypatch.setattr(mmspec.drafters.pearl._Ahead, "fits", lambda *_: True)
     results = [
         decode(recipe, ToyTarget(5, 2, N, 0), lambda: ToyTarget(5, 2, N, 9), list(range(5)))
         for recipe in ("draft:window=3", "pearl:window=3")

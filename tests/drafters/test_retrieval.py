@@ -54,7 +54,7 @@ def test_what_follows_the_end_of_a_sequence_is_not_found() -> None:
 
 def test_a_row_searches_its_own_tokens() -> None:
     """A row that repeats itself is drafted from its own past, without any datastore."""
-    drafter = RetrievalDrafter(None, 5, None)
+    drafter = RetrievalDrafter(None, None)
     row = np.array([-1] * DEPTH + [0, 1, 2, 3, 4, 0, 1, 2])
     assert drafter._continue(row, 4).tolist() == [3, 4, 0, 1]
 

@@ -20,15 +20,20 @@ from mmspec.kernels import (
     coupling,
     draft_tree,
     fused_sampler,
+    grow_tree,
     k_seq,
     layers,
+    likeliest,
     linear,
     philox,
     recycle,
     residual,
     siblings,
+    stand,
+    stopping,
     token_init,
     tree,
+    tree_shape,
 )
 from mmspec.kernels.specialization import WIDE
 
@@ -45,7 +50,11 @@ POINTERS = {
     "qkv": "bf16", "cos": "fp32", "sin": "fp32", "keys": "bf16", "values": "bf16", "gate": "bf16", "up": "bf16",
     "places": "i64", "q": "bf16", "k": "bf16", "v": "bf16", "x": "bf16", "weight": "bf16",
     "mask": "bf16", "sums": "fp32", "tops": "fp32", "shares": "fp32", "storage": "i64",
-    "limits": "i64", "plan": "i64", "levels": "i64",
+    "limits": "i64", "plan": "i64", "levels": "i64", "logits": "fp32",
+    "before_place": "i64", "before_joints": "fp32", "c_tokens": "i64", "c_joints": "fp32",
+    "c_parents": "i64", "place": "i64", "b_tokens": "i64", "b_joints": "fp32", "owners": "i64", "parents": "i64",
+    "sees": "i8", "order": "i64", "depths": "i64", "after": "i64",
+    "guesses": "i64", "last": "i64", "new_floats": "fp32", "new_ints": "i32",
     "norm": "bf16", "second": "bf16", "bias": "bf16", "q_weight": "bf16", "k_weight": "bf16",
     "v_weight": "bf16", "q_bias": "bf16", "k_bias": "bf16", "v_bias": "bf16",
 }  # fmt: skip
@@ -92,6 +101,15 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
         kernels.append((token_init._draft_window, more, 1))
     kernels.append((draft_tree._draft_tree, {"LINES": True, "FORCED": True, "BLOCK": 64}, 1))
     kernels.append((recycle._recycle, {"LINES": True, "PLACE": 4, "table": "i32"}, 1))
+    table: dict[str, Any] = {"LINES": True, "KEPT": 16, "table": "i32"}
+    kernels.append((stand._draft_stored, {**table, "FORCED": True, "BLOCK": 32}, 1))
+    kernels.append((stand._store, {**table, "BLOCK": 8192}, 16))
+    kernels.append((likeliest._likeliest, {"KEPT": 16, "BLOCK": 8192}, 16))
+    for root in (True, False):
+        kernels.append((grow_tree._grow_level, {"ROOT": root, "BLOCK": 128}, 4))
+    kernels.append((grow_tree._choose_nodes, {"BLOCK": 512}, 8))
+    kernels.append((tree_shape._tree_shape, {"BLOCK": 64}, 2))
+    kernels.append((stopping._stop_draft, {"BLOCK": 8192}, 16))
     for distinct in (False, True):
         kernels.append((siblings._sample_siblings, {"DISTINCT": distinct, "RANKS": 4, "BLOCK": 8192}, 16))
     kernels.append((commit._begin_window, {"BLOCK": 32, "out": "i64"}, 1))
@@ -161,7 +179,7 @@ def compiled(kernel: Any, more: dict[str, Any], warps: int, capability: int = 90
     pointers |= dict.fromkeys(("q", "keys", "values", "mask"), more["dtype"]) if "dtype" in more else {}
     signature = {
         name: "constexpr" if name in known else f"*{pointers[name]}" if name in pointers
-        else "fp32" if name in ("a", "b", "eps", "scale") else "i32" for name in names
+        else "fp32" if name in ("a", "b", "eps", "scale", "stop") else "i32" for name in names
     }  # fmt: skip
     wide = WIDE | {"vocab"} | {name for name in names if "stride" in name}
     if kernel is attention._attend_part:

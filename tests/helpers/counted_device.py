@@ -372,8 +372,11 @@ class CountedTarget:
         from mmspec.sampling.logits import split_cfg
 
         assert isinstance(tokens, DeviceTensor)
-        slots = np.broadcast_to(np.asarray(at)[:, None] + tree.depth, (len(at), tree.depth.shape[1]))
-        places = torch.from_numpy(slots[:, first : first + tokens.shape[1]].copy())
+        last = first + tokens.shape[1]
+        slots = tree.positions(at, first, last)
+        there = getattr(slots, "mirror", None)  # numbers that the host does not know
+        known = torch.from_numpy(np.broadcast_to(slots, (len(at), last - first)).copy())
+        places = there.host if isinstance(there, DeviceTensor) else known
         factor = self.cfg_factor if early_exit is None or early_exit.guided else 1
         both, slots_of_both = (DeviceTensor(one.repeat(factor, 1)) for one in (tokens.host, places))
         logits, features = self.read(both, slots_of_both, 0, early_exit)

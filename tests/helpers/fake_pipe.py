@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 import mmspec
-from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import RowStats, Stats
+from mmspec.decoding.step import Step
 from mmspec.metrics import metric
 from mmspec.metrics.extractors import shapes
 from mmspec.recipes import Recipe

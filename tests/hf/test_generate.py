@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.generation import GenerationMixin
 
-from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError, UnknownNameError
 from mmspec.hf.allowed_tokens import line_width, tabulate
 from mmspec.hf.causal_target import slice_head

@@ -13,8 +13,8 @@ import torch
 from masked_table import LIMIT, ROWS, N, TableProcess, decode, distance
 from torch import Tensor
 
-from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError
 from mmspec.masked.loop import Ints, decode_masked
 

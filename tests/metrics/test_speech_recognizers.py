@@ -18,8 +18,8 @@ from tiny_recognizers import save_clap, save_wavlm, save_whisper
 import mmspec
 from mmspec.audio.spoken.recognizer import SpokenRecognizer
 from mmspec.cli.app import main
-from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import RowStats, Stats
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError
 from mmspec.metrics import metric
 from mmspec.metrics.audio.log_mel_distance import log_mel_distance, moments, pooled

@@ -34,8 +34,9 @@ pytest.importorskip("triton")
 from mmspec.kernels.fused_sampler import Settings
 from mmspec.kernels.rule import KernelRule
 from mmspec.rules.lantern import Additive
-from mmspec.sampling import lazy_probs
-from mmspec.sampling.lazy_probs import LazyProbs, launch_verification
+from mmspec.sampling import lazy_verification
+from mmspec.sampling.lazy_probs import LazyProbs
+from mmspec.sampling.lazy_verification import launch_verification
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -297,7 +298,7 @@ def test_a_verdict_keeps_the_tensors_of_its_rule(device: torch.device) -> None:
     draft = Draft(torch.zeros(1, 2, dtype=torch.int64, device=device), q)
     u = torch.full((1, 3), 0.5, device=device)
     pending = launch_verification(p, draft, rule, u, u)
-    lazy_probs._kernel_form.cache_clear()
+    lazy_verification._kernel_form.cache_clear()
     assert pending is not None and len(made) == 1 and made[0]() is not None
     del pending
     gc.collect()

@@ -390,7 +390,7 @@ def commit_the_guess(patch: pytest.MonkeyPatch) -> None:
         count = verdict.tokens.shape[1] - 1
         if self._ahead is not None and count:
             whole = torch.from_numpy(verdict.accepted == count)
-            verdict.tokens[:, count] = torch.where(whole, self._ahead.tokens[:, count], verdict.tokens[:, count])
+            verdict.tokens[:, count] = torch.where(whole, self._ahead.guess.wait()[:, 0], verdict.tokens[:, count])
 
     patch.setattr(PearlDrafter, "observe", kept)
 

@@ -23,7 +23,7 @@ from transformers import ChameleonConfig, LlamaConfig, LlamaForCausalLM, OPTConf
 
 import mmspec
 from mmspec.cli.app import main
-from mmspec.decoding.batch import Step
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams

@@ -17,7 +17,7 @@ from tiny_llamagen import GRID, C, N, T, V, tiny
 from torch import Tensor
 
 import mmspec
-from mmspec.decoding.batch import Step
+from mmspec.decoding.step import Step
 from mmspec.drafters.ngram import NGramTable
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
 from mmspec.arguments import check_integer, check_number, shown, text_list
-from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.masked.keeping import Keeper
@@ -117,7 +117,7 @@ class AmusedPipeline(DiffusionPipeline):
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
-            on_step: Called with a `mmspec.decoding.batch.Step` after every call of the transformer.
+            on_step: Called with a `mmspec.decoding.step.Step` after every call of the transformer.
             callback_on_step_end: Called as diffusers does, `(pipe, calls, tokens so far, {"tokens": tokens})`. The
                 tokens int64 [B, N] are -1 where they are missing. It may set `pipe._interrupt = True`.
             callback_on_step_end_tensor_inputs: The tensors that it gets; "tokens" is the only one.

@@ -160,7 +160,7 @@ class CosmosPipeline(DiffusionPipeline):
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(frames,)`.
-            on_step: Called with a `mmspec.decoding.batch.Step` after every target call; its tokens are the new ones.
+            on_step: Called with a `mmspec.decoding.step.Step` after every target call; its tokens are the new ones.
             callback_on_step_end: Called as diffusers does, `(pipe, target calls, tokens so far, {"tokens": codes})`,
                 with the codes of the whole videos, int64 [B, T * h * w], -1 where they are missing. It may set
                 `pipe._interrupt = True`, which ends the call with the codes so far, and cannot change them.

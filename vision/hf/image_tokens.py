@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.vision.hf.image_adapter import DecodingJob, ImageAdapter
 from mmspec.vision.previews import complete

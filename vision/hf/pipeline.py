@@ -150,7 +150,7 @@ class TransformersPipeline(DiffusionPipeline):
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent"; floats have the values of the 8-bit image.
             return_dict: False returns `(images,)`.
-            on_step: Called with a `mmspec.decoding.batch.Step` after every target call; its tokens are ids of the
+            on_step: Called with a `mmspec.decoding.step.Step` after every target call; its tokens are ids of the
                 model.
             callback_on_step_end: Called as diffusers does, `(pipe, target calls, tokens so far, {"tokens": codes})`.
                 The codes int64 [B, h * w] are -1 where they are missing; `decode` makes previews of them. It may set

@@ -158,7 +158,7 @@ class LlamaGenGenerator:
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
-            on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
+            on_step: Called with a `mmspec.decoding.step.Step` after every target call.
             callback_on_step_end: Called as diffusers does, `(pipe, target calls, tokens so far, {"tokens": codes})`.
                 The codes int64 [B, N] are -1 where they are missing; `decode` makes previews of them. It may set
                 `pipe._interrupt = True`, which ends the call with the codes so far, and cannot change them.

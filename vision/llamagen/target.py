@@ -174,7 +174,7 @@ class LlamaGenTarget:
         width, factor = tokens.shape[1], self._cfg_factor(early_exit)
         last = first + width
         root = self._slots + at
-        at_depth = self._repeat(factor, root[:, None] + tree.depth[:, first:last])
+        at_depth = self._repeat(factor, tree.positions(root, first, last))
         embeds = embed_with_prompts(self._gpt.embed, self._prompts, tokens.repeat(factor, 1), self.vocab_size)
         h = embeds + self._position[at_depth]
         end = int(root.max()) + last
@@ -282,6 +282,9 @@ class LlamaGenTarget:
 
     def _repeat(self, factor: int, slots: NDArray[np.int64]) -> Tensor:
         """Host slots int64 [B, ...] for the conditional rows, and for the unconditional ones if `factor` is 2."""
+        there = getattr(slots, "mirror", None)  # numbers that the host does not know
+        if there is not None:
+            return torch.cat([there] * factor)
         return copied(torch.from_numpy(np.concatenate([slots] * factor)), self.device)
 
     def _span(self, start: int, end: int, batch_size: int) -> Span:

@@ -16,10 +16,10 @@ from mmspec.arguments import check_integer, check_number
 from mmspec.continuous.run import build_latent_rule, run_latents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
@@ -140,7 +140,7 @@ class MARPipeline(DiffusionPipeline):
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
-            on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
+            on_step: Called with a `mmspec.decoding.step.Step` after every target call.
             callback_on_step_end: Called as diffusers does, `(pipe, target calls, latents so far, {"tokens": latents})`.
                 The latents float32 [B, N, D] are NaN where they are missing; `decode` makes previews of them. It may
                 set `pipe._interrupt = True`, which ends the call with the latents so far, and cannot change them.

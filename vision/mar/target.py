@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.batch import Step
+from mmspec.decoding.step import Step
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.vision.mar.transformer import MARTransformer
 

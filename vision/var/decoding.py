@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

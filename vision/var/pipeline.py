@@ -11,9 +11,9 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from mmspec.arguments import check_flag, check_integer, check_number
-from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
@@ -128,7 +128,7 @@ class VARPipeline(DiffusionPipeline):
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
-            on_step: Called with a `mmspec.decoding.batch.Step` after every map.
+            on_step: Called with a `mmspec.decoding.step.Step` after every map.
             callback_on_step_end: Called as diffusers does, `(pipe, calls, tokens so far, {"tokens": tokens})`, with the
                 maps so far, int64 [B, n]; `decode` makes previews of them. It may set `pipe._interrupt = True`.
             callback_on_step_end_tensor_inputs: The tensors that it gets; "tokens" is the only one.

@@ -13,7 +13,7 @@ from transformers.generation import GenerationMixin
 from mmspec.audio.adapter import TargetJob
 from mmspec.audio.models.vibevoice.speech import VibeVoiceAdapter
 from mmspec.audio.pipeline import SpeechPipeline
-from mmspec.decoding.batch import Step
+from mmspec.decoding.step import Step
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError
 from mmspec.hf.generate import GenerateJob, generate, prepare

@@ -21,7 +21,9 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
-from mmspec.sampling.tree import Chosen, Tree, TreeDraft
+from mmspec.kernels.backend import choose
+from mmspec.sampling.mirrored import mirrored, on_device
+from mmspec.sampling.tree import Chosen, Tree, TreeDraft, TreeNumbers
 from mmspec.sampling.tree_rejection import verify_tree
 
 
@@ -48,6 +50,8 @@ class DynamicTreeDrafter(RunnerDrafter):
         self._siblings = Chosen(vocab_size)
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
+        if choose(state.device.type) == "triton":
+            return self._propose_by_kernels(state, np.asarray(iteration))
         batch = len(state.ids)
         joint, token = self._runner.root(state)[:, 0].topk(self._top)
         # By candidate node: its token, its joint probability, and its parent candidate (0: the root, i + 1: candidate
@@ -75,6 +79,59 @@ class DynamicTreeDrafter(RunnerDrafter):
             tokens.append(token)
             joints.append(joint)
         return self._select(torch.cat(tokens, 1), torch.cat(joints, 1), torch.cat(parents, 1))
+
+    def _propose_by_kernels(self, state: BatchState, iteration: NDArray[np.int64]) -> TreeDraft:
+        """As `propose`, with two launches per level besides its call; the host does not learn the shape of the tree."""
+        # Imported here: Triton may be missing.
+        from mmspec.kernels.grow_tree import Beams, Candidates, choose_nodes, grow_level
+        from mmspec.kernels.likeliest import likeliest
+        from mmspec.kernels.tree_shape import tree_shape
+        from mmspec.sampling.lazy_probs import stats_of
+
+        batch, top, levels = len(state.ids), self._top, self._depth - 1
+        sizes = [top]  # candidates of each level
+        for _ in range(levels):
+            sizes.append(min(self._beams, sizes[-1]) * top)
+        total = sum(sizes)
+        count = min(self._nodes, total)
+        height = min(self._depth, count)
+        needed = self.host_arrays(state, count, iteration)
+        of_nodes = np.broadcast_to(iteration, (batch, count))
+        draws, (of_nodes, *arrays) = state.window_with(height + 1, iteration, [of_nodes, *needed])
+        self.take_arrays(arrays)
+        before, q = on_device(state.before, state.device), self._runner.root(state)
+        candidates = Candidates(
+            before.new_empty(batch, total),
+            torch.empty(batch, total, device=state.device),
+            before.new_empty(batch, total),
+        )
+        beams: Beams | None = None
+        read, depth = before[:, None][:, :0], [0]
+        start = previous = first = 0
+        for level, size in enumerate(sizes):
+            tokens, probs = likeliest(stats_of(q), top)
+            width = min(self._beams, size) if level < levels else 0
+            beams = grow_level(tokens, probs, beams, candidates, start, previous, first, width)
+            if not width:
+                break
+            # The draft model reads the candidates that get children only; they form a tree of their own.
+            first = 1 + read.shape[1]
+            read = torch.cat([read, beams.owners], dim=1) if level else beams.owners
+            depth += [level + 1] * width
+            shape = tree_shape(read, before, level + 1, max(self._top, self._beams))
+            tree = Tree.on_device(shape, np.array([depth]), level + 1, chain=self._beams == 1)
+            q = self._runner.nodes(state, beams.tokens, tree, first)
+            previous, start = start, start + size
+        window, parents = choose_nodes(candidates, state.last(), count)
+        shape = tree_shape(parents, before, height, top)
+        tree = Tree.on_device(shape, None, height, chain=False)
+        if state.device.type == "cpu":
+            numbers, _ = state.tree_numbers(tree, iteration)
+        else:
+            most = state.length[:, None] + np.minimum(np.arange(1 + count), height)
+            at = mirrored(most[:, 1:] - 1, shape.at)
+            numbers = TreeNumbers(tree, draws, mirrored(most, shape.after), at, of_nodes)
+        return TreeDraft(tree, window[:, 1:], self._siblings, numbers, window)
 
     def _select(self, tokens: Tensor, joints: Tensor, parents: Tensor) -> TreeDraft:
         """The tree of the most likely candidates.

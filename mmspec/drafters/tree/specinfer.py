@@ -22,7 +22,7 @@ from mmspec.decoding.adaptive_branching import AdaptiveBranching, Branches, Bran
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.tree_loop import TreeVerification
-from mmspec.drafters.draft_runner import DraftRunner, SharesUpload
+from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.heads.hydra import HydraHeads
@@ -80,13 +80,12 @@ class StaticTreeDrafter(RunnerDrafter):
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         branch = self._branch = self._branching.choose()
-        tree, runner = self._tree(branch), self._runner
-        shares = runner if isinstance(runner, SharesUpload) else None
-        needed = [] if shares is None else shares.root_arrays(state)
-        numbers, arrays = state.tree_numbers(tree, np.asarray(iteration), needed)
-        if shares is not None:
-            shares.take_arrays(arrays)
-        u, root = numbers.of_nodes(DRAFT), runner.root(state)
+        tree = self._tree(branch)
+        iteration = np.asarray(iteration)
+        needed = self.host_arrays(state, tree.parents.shape[1], iteration)
+        numbers, arrays = state.tree_numbers(tree, iteration, needed)
+        self.take_arrays(arrays)
+        u, root = numbers.of_nodes(DRAFT), self._runner.root(state)
         if type(root) is not Tensor:
             return self._sample_by_kernel(state, tree, branch, numbers, root)
         probs = [root]

@@ -87,7 +87,7 @@ class LatentShapes:
             head_steps: Euler steps of the flow, 1 to 1000.
             num_images_per_prompt: Images per caption; they are next to each other in the output.
             output_type: "pil", "np", "pt" or "latent".
-            on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
+            on_step: Called with a `mmspec.decoding.step.Step` after every target call.
             measure_entropy: Ignored: a density over vectors has no entropy in bits.
 
         Returns:

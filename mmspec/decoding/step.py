@@ -1,0 +1,60 @@
+"""The progress of a batch, which callbacks get after each target call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class TokensSoFar(Sequence[Tensor]):
+    """The tokens of each row so far, views of one copy of them all.
+
+    Args:
+        tokens: The copy, [rows, N, *cell].
+        lengths: Host int64 [rows], the number of tokens of each row.
+    """
+
+    def __init__(self, tokens: Tensor, lengths: NDArray[np.int64]) -> None:
+        self._tokens = tokens
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, row: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Tensor]: ...
+    def __getitem__(self, row: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(row, slice):
+            return [self[i] for i in range(*row.indices(len(self)))]
+        return self._tokens[row, : self.lengths[row]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Progress after a target call, the argument of `on_step` callbacks.
+
+    Attributes:
+        nfe: Target calls so far.
+        committed: Tokens of all rows so far.
+        total: Tokens of all rows if none ends early.
+        tokens: A copy of the tokens of each row so far, int64 [n_row] each.
+    """
+
+    nfe: int
+    committed: int
+    total: int
+    tokens: Sequence[Tensor]
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each row so far."""
+        if isinstance(self.tokens, TokensSoFar):
+            return [int(length) for length in self.tokens.lengths]
+        return [len(row) for row in self.tokens]

@@ -1,0 +1,145 @@
+"""The kernels of dynamic trees, against their references and the torch code of the drafter."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.layout import Layout
+from mmspec.drafters.tree.eagle2 import DynamicTreeDrafter
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.tree import Tree, TreeDraft
+from mmspec.sampling.tree_rejection import Outcome
+
+pytest.importorskip("triton")
+
+from mmspec.kernels import grow_tree, likeliest
+from mmspec.kernels.softmax_stats import stats_of_probs
+from mmspec.kernels.tree_shape import tree_shape
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+VOCAB = 40
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    torch.manual_seed(0)
+    return torch.device(request.param)
+
+
+@pytest.mark.parametrize(("vocab", "count"), [(300, 5), (7, 7), (130, 1)])
+def test_the_likeliest_tokens(device: torch.device, vocab: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many equal probabilities, of which the first ones are taken, and zeros."""
+    monkeypatch.setattr(likeliest, "CHUNK", 128)
+    weights = torch.randint(4, (3, 2, vocab)).float()
+    p = stats_of_probs((weights / weights.sum(-1, keepdim=True)).to(device))
+    found = likeliest.likeliest(p, count)
+    monkeypatch.setenv("MMSPEC_KERNELS", "torch")
+    for ours, theirs in zip(found, likeliest.likeliest(p, count), strict=True):
+        assert torch.equal(ours, theirs) if ours.dtype == torch.int64 else torch.allclose(ours, theirs)
+
+
+def test_levels_and_nodes_are_those_of_the_reference(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three levels, with equally likely candidates and probabilities that are not numbers."""
+    results = []
+    for kernels in ("triton", "torch"):
+        monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+        torch.manual_seed(2)
+        rows, top, k = 3, 4, 3
+        total, found = top + 2 * k * top, list[Tensor]()
+        numbers = torch.zeros(2, rows, total, dtype=torch.int64, device=device)
+        candidates = grow_tree.Candidates(numbers[0], torch.zeros(rows, total, device=device), numbers[1])
+        beams, start, previous = None, 0, 0
+        for level, n in enumerate((1, k, k)):
+            probs = (torch.randint(1, 4, (rows, n, top)) / 4).to(device)
+            if level == 1:
+                probs[0, 1, 2] = torch.nan
+            tokens = torch.randint(9, (rows, n, top)).to(device)
+            width = k if level < 2 else 0
+            beams = grow_tree.grow_level(tokens, probs, beams, candidates, start, previous, 5 * level, width)
+            previous, start = start, start + n * top
+            found += list(beams) if width else []
+        last = torch.full((rows, 1), 7, device=device)
+        window, parents = grow_tree.choose_nodes(candidates, last, 9)
+        before = torch.tensor([3, 0, 11], device=device)
+        shape = tree_shape(parents, before, 3, top)
+        results.append([*found, *candidates, window, parents, *shape])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+    sees, children, order, depth, after, at, parents = results[0][-7:]
+    tree = Tree(parents.cpu().numpy(), torch.device("cpu"))
+    assert torch.equal(sees.cpu(), tree.sees) and np.array_equal(depth.cpu().numpy(), tree.depth)
+    assert torch.equal(children.cpu()[..., : tree.children.shape[2]], tree.children)
+    assert np.array_equal(order.cpu().numpy(), tree.order[:, 1:]) and len(set(parents.flatten().tolist())) > 2
+    assert torch.equal(after, before[:, None] + 1 + depth) and torch.equal(at, after[:, 1:] - 1)
+
+
+class Fixed:
+    """A draft runner whose logits depend on the path to an entry."""
+
+    calls = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self._sampler = TokenSampler([SamplingParams(0.8, top_k=20)] * 3, None, device)
+        self._logits = torch.randn(8 * VOCAB, VOCAB, device=device) * 2
+        self._paths = torch.empty(0)
+
+    def root(self, state: BatchState) -> Tensor:
+        self._paths = state.last()
+        return self._probs(self._paths, state.positions(1))
+
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+        width = tokens.shape[1]
+        sees = tree.sees[:, first : first + width, : first + width].cpu()
+        self._paths = torch.cat([self._paths[:, :first], tokens], dim=1)
+        path = (sees.to(tokens.device) * (self._paths[:, None] + 1)).sum(-1)
+        positions = state.length[:, None] + tree.depth[:, first : first + width]
+        return self._probs(path, np.broadcast_to(positions, path.shape))
+
+    def _probs(self, paths: Tensor, positions: np.ndarray) -> Tensor:
+        return self._sampler(Logits(self._logits[paths % len(self._logits)], None), positions)
+
+    def observe(self, verdict: Outcome, state: BatchState) -> None: ...
+
+    def select_rows(self, row_ids: list[int]) -> None: ...
+
+    def join(self, other: object, row_ids: list[int], state: BatchState, other_state: BatchState) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("nodes", "depth", "top"), [(8, 3, 3), (5, 4, 2), (3, 1, 4), (12, 5, 1), (20, 2, 4), (2, 3, 2)]
+)
+def test_trees_are_those_of_the_drafter(
+    device: torch.device, nodes: int, depth: int, top: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[TreeDraft] = []
+    for kernels in ("triton", "torch"):
+        monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+        torch.manual_seed(3)
+        state = BatchState([1, 2, 3], Layout(30), 9, device)
+        state.commit(torch.randint(VOCAB, (3, 8)).to(device), np.array([7, 3, 5]))
+        drafter = DynamicTreeDrafter(Fixed(device), nodes, depth, top, VOCAB)
+        found.append(drafter.propose(state, np.zeros((3, 1), dtype=np.int64)))
+    ours, theirs = found
+    assert torch.equal(ours.tokens, theirs.tokens) and np.array_equal(ours.tree.parents, theirs.tree.parents)
+    assert (
+        np.array_equal(ours.tree.depth, theirs.tree.depth)
+        and ours.tree.height == min(depth, nodes) >= theirs.tree.height
+    )
+    assert torch.equal(ours.tree.sees, theirs.tree.sees) and np.array_equal(ours.tree.order, theirs.tree.order)
+    assert ours.window is not None and torch.equal(ours.window[:, 1:], ours.tokens) and ours.numbers is not None
+    numbers, _ = state.tree_numbers(theirs.tree, np.zeros((3, 1), dtype=np.int64))
+    for stream in range(4):
+        assert torch.equal(ours.numbers.of_nodes(stream), numbers.of_nodes(stream))
+    there = ours.tree.positions(state.length - 1, 1, 1 + ours.tokens.shape[1])
+    assert np.array_equal(there, (state.length - 1)[:, None] + theirs.tree.depth[:, 1:])
