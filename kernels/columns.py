@@ -46,7 +46,7 @@ def verify_columns(
 
     Returns:
         int64 [B], the number of accepted columns; int64 [B, K], the resampled or bonus column, -1 in cells whose p is
-            not a distribution.
+            not a distribution. A draft whose q is not one is rejected, and nothing is subtracted.
     """
     return verify_columns_op(*p.source(), *q.source(), drafts, free, seeds, positions, iteration, max_samples)
 
@@ -87,7 +87,8 @@ def verify_columns_reference(
                 break
             cell = y[:, None]
             shares = (q_probs[row, slot].gather(-1, cell) / p_probs[row, slot].gather(-1, cell))[:, 0]
-            if number(row, slot, 0, 1 + i) < 1 - torch.where(free[row, slot], shares, 1.0).prod():
+            covered = torch.where(free[row, slot], shares, 1.0).prod()
+            if covered.isnan() or number(row, slot, 0, 1 + i) < 1 - covered:
                 break
         resampled[row] = torch.where(free[row, slot], y, 0)
     return accepted.to(drafts.device), resampled.to(drafts.device)
@@ -160,7 +161,8 @@ def _verify_columns(
         tries += 1
         zero, _, _, _ = words(seed, position, iteration, zeros, zeros + tries)
         u = (zero >> 8).to(tl.float32) * 5.9604644775390625e-08
-        done = ((i == m) | (invalid > 0) | (u < 1 - covered) | (tries >= max_samples)).to(tl.int32)
+        broken = (invalid > 0) | (covered != covered)
+        done = ((i == m) | broken | (u < 1 - covered) | (tries >= max_samples)).to(tl.int32)
     is_free = tl.load(free + at * cells + ids, mask=ids < cells, other=0) != 0
     tl.store(resampled + row * cells + ids, tl.where(is_free, column, 0).to(tl.int64), mask=ids < cells)
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.multi_codebook.cross_attention import CrossAttention
-from mmspec.decoding.target import EarlyExit, cache_bytes
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
-from mmspec.sampling.logits import Logits, cfg_rows
+from mmspec.sampling.logits import cfg_rows
 
 
-class ColumnTarget:
-    """A decoder whose tokens are columns of K codes; see `mmspec.hf.causal_target.CausalTarget`.
+class ColumnTarget(CausalTarget):
+    """A decoder whose tokens are columns of K codes, with the text that it attends to.
 
     Args:
         decoder: See `mmspec.hf.causal_target.Backbone`.
@@ -47,39 +44,44 @@ class ColumnTarget:
         cross_attention: CrossAttention | None = None,
         uncond: Prompt | None = None,
     ) -> None:
-        self.vocab_size = vocab_size
-        self.device = prompt.embeds.device
+        backbone = Backbone(decoder, embed, heads, vocab_size, prompt.embeds.device, (codebooks,))
+        super().__init__(backbone, prompt, (uncond or prompt) if guided else None, length, slack)
         self._cross_attention = cross_attention
-        self._guided = guided
-        self._rows = len(prompt.mask)
-        # `CausalTarget` reads tokens of one id: a column passes through it as K ids, up to the embedding.
-        flat = Backbone(decoder, lambda ids: embed(ids.unflatten(1, (-1, codebooks))), heads, vocab_size, self.device)
-        self._target = CausalTarget(flat, prompt, (uncond or prompt) if guided else None, length, slack)
-        self.layers = self._target.layers
-
-    def prefill(self) -> Logits:
-        return self._target.prefill()
-
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        return self._target.forward(tokens.flatten(1), at, early_exit)
 
     def select_rows(self, row_ids: list[int]) -> None:
         if self._cross_attention is not None:
             self._cross_attention.select_rows(cfg_rows(row_ids, self._rows, self._guided, self.device))
-        self._rows = len(row_ids)
-        self._target.select_rows(row_ids)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return cache_bytes(self._target)
+        super().select_rows(row_ids)
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: a target of the same model, guided or not as this one."""
-        return isinstance(other, ColumnTarget) and self._target.can_join(other._target)
+        return isinstance(other, ColumnTarget) and super().can_join(other)
 
-    def join(self, other: ColumnTarget, row_ids: list[int]) -> None:
+    def join(self, other: CausalTarget, row_ids: list[int]) -> None:
+        assert isinstance(other, ColumnTarget), "see `can_join`"
         if self._cross_attention is not None and other._cross_attention is not None:
-            self._cross_attention.join(other._cross_attention, row_ids, 1 + self._guided)
-        self._rows = max(self._rows, *(row + 1 for row in row_ids))
-        self._target.join(other._target, row_ids)
+            self._cross_attention.join(other._cross_attention, row_ids, self.cfg_factor)
+        super().join(other, row_ids)
+
+    def round_capacity(self, multiple: int) -> None:
+        """Rounds the slots per row up to a multiple, those of the text too; called before the prefill."""
+        super().round_capacity(multiple)
+        if self._cross_attention is not None:
+            self._cross_attention.round_length(multiple)
+
+    def shapes(self) -> tuple[Any, ...]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        text = self._cross_attention
+        return *super().shapes(), None if text is None else (text.states.shape, text.states.dtype)
+
+    def tensors(self) -> list[Tensor]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        text = [] if self._cross_attention is None else self._cross_attention.tensors()
+        return [*text, *super().tensors()]
+
+    def take_over(self, tensors: list[Tensor]) -> None:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        of_text = 0
+        if self._cross_attention is not None:
+            of_text = self._cross_attention.take_over(tensors, self.layers)
+        super().take_over(tensors[of_text:])

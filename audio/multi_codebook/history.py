@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.sampling.mirrored import on_device, window_positions
 from mmspec.sampling.rows import put_rows
 
 NEVER = 2**40
@@ -28,9 +29,9 @@ class ColumnHistory:
 
     def write(self, tokens: Tensor, at: NDArray[np.int64]) -> None:
         """Writes columns int64 [B, W, K], the first of each row at its position `at` (host int64 [B])."""
-        rows = np.arange(len(at))[:, None]
-        slots = self._before + at[:, None] + np.arange(tokens.shape[1])
-        self._columns[torch.from_numpy(rows), torch.from_numpy(slots)] = tokens
+        device = self._columns.device
+        slots = on_device(window_positions(at, self._before, tokens.shape[1], device), device)
+        self._columns.scatter_(1, slots[..., None].expand(tokens.shape), tokens)
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows only."""
@@ -58,11 +59,13 @@ class ColumnHistory:
         found = (self._columns[:, self._before :, :codebooks] == token).any(-1)
         position = torch.arange(found.shape[1], device=found.device).masked_fill(~found, NEVER)
         earliest = F.pad(position.cummin(1).values, (1, 0), value=NEVER)  # [:, t]: among the positions before t
-        return earliest.gather(1, torch.from_numpy(positions).to(found.device))
+        return earliest.gather(1, on_device(positions, found.device))
 
     def latest(self, count: int, positions: NDArray[np.int64]) -> Tensor:
         """The last `count` columns before each of `positions`, int64 [B, W, count, K]; -1 before the first column."""
-        slots = self._before + positions[..., None] + np.arange(-count, 0)
-        index = torch.from_numpy(slots).to(self._columns.device)
-        rows = torch.arange(len(slots), device=index.device)[:, None, None]
+        device = self._columns.device
+        index = on_device(positions, device)[..., None] + torch.arange(
+            self._before - count, self._before, device=device
+        )
+        rows = torch.arange(len(index), device=device)[:, None, None]
         return self._columns[rows, index.clamp(min=0)].masked_fill(index[..., None] < 0, -1)

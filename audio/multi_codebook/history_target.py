@@ -9,21 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.multi_codebook.column_target import ColumnTarget
 from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.target import EarlyExit, cache_bytes
+from mmspec.hf.causal_target import CausalTarget
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import uploaded, window_positions
 
 
 class HistoryTarget(ABC):
-    """A `ColumnTarget` with its columns so far; subclasses process its logits.
+    """A target of columns with its columns so far; subclasses process its logits.
 
     Args:
-        inner: The model.
+        inner: The model, a `mmspec.audio.multi_codebook.column_target.ColumnTarget`, whose calls may be captured.
         history: The columns that it reads.
     """
 
-    def __init__(self, inner: ColumnTarget, history: ColumnHistory) -> None:
+    def __init__(self, inner: CausalTarget | CUDAGraphTarget, history: ColumnHistory) -> None:
         self.vocab_size, self.layers, self.device = inner.vocab_size, inner.layers, inner.device
         self._inner, self._history = inner, history
 
@@ -36,9 +38,10 @@ class HistoryTarget(ABC):
         return self._processed(logits, np.zeros((len(logits.cond), 1), dtype=np.int64))
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
+        at = uploaded(at, self.device)
         self._history.write(tokens, at)
         logits = self._inner.forward(tokens, at, early_exit)
-        return self._processed(logits, at[:, None] + 1 + np.arange(tokens.shape[1]))
+        return self._processed(logits, window_positions(at, 1, tokens.shape[1], self.device))
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._history.select_rows(row_ids)

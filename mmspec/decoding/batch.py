@@ -334,7 +334,7 @@ class BatchState:
         """
         layout, ends = self.layout, None
         if layout.ends is not None:
-            ends = layout.ends(tokens).cpu().numpy()
+            ends = layout.ends(tokens if on_host is None else torch.from_numpy(on_host)).cpu().numpy()
         elif layout.eos:
             ends = np.isin(tokens.cpu().numpy() if on_host is None else on_host, list(layout.eos))
         if layout.stops is None:

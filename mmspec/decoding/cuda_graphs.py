@@ -48,8 +48,8 @@ VARIABLE = "MMSPEC_CUDA_GRAPHS"
 _STEP = 128  # slots by which the part of the cache that is read grows
 _MAX_WIDTH = 128  # tokens per row; wider calls keep the device busy anyway, and a graph would hold on to their memory
 
-# (tokens int64 [R, W], slots int64 [R, W], number of cache slots to read, early exit) -> logits [R, W, V] and features
-# [R, W, D].
+# (tokens int64 [R, W, *cell], slots int64 [R, W], number of cache slots to read, early exit) -> logits
+# [R, W, *cell, V] and features [R, W, D].
 Read = Callable[[Tensor, Tensor, int, EarlyExit | None], tuple[Tensor, Tensor]]
 
 
@@ -71,6 +71,11 @@ class Capturable(SupportsTreeEarlyExit, ExitFeatureTarget, LayerFeatureTarget, P
         """Cache slots per row."""
         ...
 
+    @property
+    def cell(self) -> tuple[int, ...]:
+        """The shape of a token: () for an id, (K,) for a column of K codes."""
+        ...
+
     def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """The cache slots of positions."""
         ...
@@ -78,10 +83,10 @@ class Capturable(SupportsTreeEarlyExit, ExitFeatureTarget, LayerFeatureTarget, P
     def read(
         self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Reads a window; returns logits [R, W, V] and features [R, W, D].
+        """Reads a window; returns logits [R, W, *cell, V] and features [R, W, D].
 
         Args:
-            tokens: int64 [R, W], the unconditional rows included, unless they do not run in the early exit.
+            tokens: int64 [R, W, *cell], the unconditional rows included, unless they do not run in the early exit.
             slots: int64 [R, W], the cache slot of each token.
             end: The number of cache slots to read; greater than every slot whose logits are used.
             early_exit: The part that runs, whose `recent` is 0; None for all.
@@ -140,11 +145,12 @@ class GraphCache:
         end: int,
         device: torch.device,
         part: EarlyExit | None = None,
+        cell: tuple[int, ...] = (),
     ) -> _CapturedCall | None:
         """The captured call of a shape, captured now if it is new; None if it cannot be captured."""
         found = self._calls.get((width, end, part))
         if found is None:
-            found = _CapturedCall(batch_size, width, end, device, part)
+            found = _CapturedCall(batch_size, width, end, device, part, cell)
             if device.type == "cuda":
                 try:
                     with capturing:
@@ -165,15 +171,21 @@ class _CapturedCall:
     """The call of one part, window width and cache length, with its input buffers; on a CPU it runs eagerly.
 
     Attributes:
-        tokens: int64 [R, W], an input buffer.
+        tokens: int64 [R, W, *cell], an input buffer.
         slots: int64 [R, W], an input buffer.
     """
 
     def __init__(
-        self, batch_size: int, width: int, end: int, device: torch.device, part: EarlyExit | None = None
+        self,
+        batch_size: int,
+        width: int,
+        end: int,
+        device: torch.device,
+        part: EarlyExit | None = None,
+        cell: tuple[int, ...] = (),
     ) -> None:
         with torch.inference_mode(False):  # the buffers may be written outside of inference mode later
-            self.tokens = torch.zeros(batch_size, width, dtype=torch.int64, device=device)
+            self.tokens = torch.zeros(batch_size, width, *cell, dtype=torch.int64, device=device)
             self.slots = torch.arange(width, device=device).repeat(batch_size, 1) + (end - width)
         self._end, self._part = end, part
         self._out: tuple[Tensor, Tensor] | None = None
@@ -397,18 +409,19 @@ class CUDAGraphTarget:
         width = self._width(count, target.capacity - last, part)
         end = min(-(-(last + width) // _STEP) * _STEP, target.capacity)
         factor, rows = self._cfg_factor(part), target.rows
-        call = self._graphs.call(target.read, rows * factor, width, end, self.device, part)
+        call = self._graphs.call(target.read, rows * factor, width, end, self.device, part, target.cell)
         if call is None:
             return None
         self._widths.add((width, part))
         rows = rows if self._live is None else len(self._live)
         live = self._index if self._index is None or factor == target.cfg_factor else self._index[:rows]
         first, start = self._first_slots(width), on_device(at, self.device)[:, None]
-        slots_of, tokens_of = (t.view(factor, target.rows, width) for t in (call.slots, call.tokens))
+        slots_of = call.slots.view(factor, target.rows, width)
+        tokens_of = call.tokens.view(factor, target.rows, width, *target.cell)
         # Tokens of an earlier window stay in slots after the last one: what is read there is not used.
         if live is None:
             torch.add(first.expand(factor, rows, width), start, out=slots_of)
-            tokens_of[..., :count].copy_(tokens.expand(factor, rows, count))
+            tokens_of[:, :, :count].copy_(tokens.expand(factor, *tokens.shape))
         else:
             # Finished rows are read as well: capturing calls for fewer rows would cost more.
             slots_of[:, live[:rows]] = first + start

@@ -23,6 +23,7 @@ from mmspec.drafters.runners import build_runner
 from mmspec.drafters.stand import StandDrafter
 from mmspec.drafters.token_init import repeat_left, repeat_up
 from mmspec.knobs import RUNNERS
+from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
@@ -118,6 +119,8 @@ class Jacobi:
         self._offset = verdict.accepted + 1
         if self._kernel is not None:
             self._accepted, self._p = verdict.accepted, verdict.p
+        elif (there := getattr(verdict.accepted, "mirror", None)) is not None:
+            self._offset = mirrored(np.asarray(self._offset), there + 1)
         if self._coupling is not None and self._offset.min() < verdict.tokens.shape[1]:
             self._tokens = _coupled_ahead(verdict)
             if self._tokens is None:
@@ -196,13 +199,18 @@ class Jacobi:
         batch = len(state.ids)
         if self._tokens is None or self._q is None:
             reused = np.zeros(batch, dtype=np.int64)
+            if state.device.type != "cpu":
+                reused = mirrored(reused, torch.zeros(batch, dtype=torch.int64, device=state.device))
             cell = state.layout.cell
             tokens = torch.zeros(batch, count, *cell, dtype=torch.int64, device=state.device)
             q = torch.zeros(batch, count, *cell, self._vocab_size, device=state.device)
         else:
             width = self._tokens.shape[1]
             reused = np.minimum(width - self._offset, count)
-            slots = torch.from_numpy(np.minimum(self._offset[:, None] + np.arange(count), width - 1)).to(state.device)
+            offset = on_device(self._offset, state.device)[:, None]
+            if state.device.type != "cpu":
+                reused = mirrored(np.asarray(reused), (width - offset[:, 0]).clamp(max=count))
+            slots = (offset + torch.arange(count, device=state.device)).clamp(max=width - 1)
             row = torch.arange(batch, device=state.device)[:, None]
             tokens, q = self._tokens[row, slots], self._q[row, slots]
         if self._refresh is not None:

@@ -38,10 +38,11 @@ class Backbone:
         decoder: Takes `inputs_embeds` [R, W, D], `attention_mask` [R or 1, 1, W, end] (added to the attention scores),
             `position_ids` [R, W] or [axes, R, W] and `past_key_values`; returns an object with `last_hidden_state`
             [R, W, D].
-        embed: Token ids of the loop, int64 [R, W], to embeddings [R, W, D].
-        head: Hidden states [R, W, D] to logits over the loop's tokens, [R, W, V].
+        embed: Tokens of the loop, int64 [R, W, *cell], to embeddings [R, W, D].
+        head: Hidden states [R, W, D] to logits over the loop's tokens, [R, W, *cell, V].
         vocab_size: V, the number of tokens in the loop.
         device: The device of the loop's tensors.
+        cell: The shape of a token: () for an id, (K,) for a column of K codes.
     """
 
     decoder: Callable[..., Any]
@@ -49,6 +50,7 @@ class Backbone:
     head: Callable[[Tensor], Tensor]
     vocab_size: int
     device: torch.device
+    cell: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class CausalTarget:
     Attributes:
         vocab_size: V.
         device: The device of tokens and logits.
+        cell: The shape of a token.
         layers: Layers that an early exit can choose from; 0 if the model cannot exit early.
 
     Raises:
@@ -97,6 +100,7 @@ class CausalTarget:
         refuse_flash_attention(backbone.decoder)
         self.vocab_size = backbone.vocab_size
         self.device = backbone.device
+        self.cell = backbone.cell
         self._backbone = backbone
         self._guided = uncond is not None
         self._rows = len(cond.mask)
@@ -147,7 +151,7 @@ class CausalTarget:
         else:
             self._cache.at_slots(self._repeat(factor, root[:, None] + np.arange(first, last)), end)
         at_depth = self._repeat(factor, tree.positions(root, first, last))
-        embeds = self._embed(tokens.repeat(factor, 1), factor, tree.positions(at, first, last))
+        embeds = self._embed(torch.cat([tokens] * factor), factor, tree.positions(at, first, last))
         mask = self._tree_mask(self._repeat(factor, root), tree.sees[:, first:last, 1:last], end, embeds.dtype)
         return self._logits(self._run(embeds, at_depth, mask, early_exit), early_exit=early_exit)
 
@@ -282,15 +286,21 @@ class CausalTarget:
         return self._backbone
 
     @property
-    def dispatched(self) -> bool:
-        """Whether CUDA graphs are ruled out: the model may be sharded or offloaded, or embeddings depend on places."""
+    def module(self) -> nn.Module | None:
+        """The decoder as a module; None if it is none, or the layers of none."""
         decoder: Any = self._backbone.decoder
         decoder = decoder.module if isinstance(decoder, DecoderLayers) else decoder
-        if self._added is not None:
+        return decoder if isinstance(decoder, nn.Module) else None
+
+    @property
+    def dispatched(self) -> bool:
+        """Whether CUDA graphs are ruled out: the model may be sharded or offloaded, or embeddings depend on places."""
+        decoder = self.module
+        if decoder is None or self._added is not None:
             return True
-        if not isinstance(decoder, nn.Module) or any(hasattr(module, "_hf_hook") for module in decoder.modules()):
-            return True
-        return any(p.device != self.device for p in decoder.parameters())
+        return any(hasattr(module, "_hf_hook") for module in decoder.modules()) or any(
+            p.device != self.device for p in decoder.parameters()
+        )
 
     def prompt_padding(self) -> NDArray[np.int64]:
         return (~self._visible[:, : int(self._prompt.max())]).sum(1).cpu().numpy()
@@ -319,7 +329,7 @@ class CausalTarget:
         return self._layer_features
 
     def _embed(self, tokens: Tensor, factor: int, at: NDArray[np.int64]) -> Tensor:
-        """Embeddings [R, W, D] of tokens int64 [R, W] at positions `at`, host int64 [B, W]."""
+        """Embeddings [R, W, D] of tokens int64 [R, W, *cell] at positions `at`, host int64 [B, W]."""
         embeds = embed_with_prompts(self._backbone.embed, self._prompts, tokens, self.vocab_size)
         if self._added is None:
             return embeds
@@ -415,11 +425,10 @@ def with_cuda_graphs(target: CausalTarget) -> CausalTarget | CUDAGraphTarget:
     """
     if not use_cuda_graphs(target.device) or target.dispatched:
         return target
-    backbone = target.backbone
-    if not isinstance(backbone.decoder, nn.Module):
-        return CUDAGraphTarget(target)
+    backbone, module = target.backbone, target.module
+    assert module is not None, "else it is dispatched"
     target.round_capacity(ROUND)
-    return with_kept_graphs(target, backbone.decoder, [backbone.embed, backbone.head])
+    return with_kept_graphs(target, module, [backbone.embed, backbone.head])
 
 
 def positions_by_slot(prompt: Prompt, slots: int, length: int, slack: int) -> Tensor:

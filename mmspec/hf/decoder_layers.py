@@ -37,7 +37,8 @@ class DecoderLayers(ABC):
 
     Attributes:
         count: The number of layers.
-        module: The module that they are part of, for decoders whose calls may be captured in CUDA graphs; or None.
+        module: The module that they are part of, for decoders whose calls may be captured in CUDA graphs; or None. A
+            call of them reads nothing else than that module, its arguments, and what their target has in `tensors`.
     """
 
     module: nn.Module | None = None

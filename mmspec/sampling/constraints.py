@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.sampling.mirrored import Mirrored, on_device
+from mmspec.sampling.mirrored import Mirrored, copied, on_device
 from mmspec.sampling.rows import put_host_rows, put_rows
 
 _PAST_END = 1024  # positions
@@ -137,6 +137,8 @@ class ForcedCells:
 
     def __init__(self, tokens: NDArray[np.int64]) -> None:
         self.tokens = tokens
+        self._there: Tensor | None = None  # the tokens on a device
+        self._latest: tuple[NDArray[np.int64], Tensor] | None = None  # see `on`
 
     @property
     def batch_size(self) -> int | None:
@@ -147,9 +149,7 @@ class ForcedCells:
         """The forced cells of these rows."""
         if self.batch_size is None:
             return self
-        selected = copy(self)
-        selected.tokens = self.tokens[row_ids.cpu().numpy() if isinstance(row_ids, Tensor) else row_ids]
-        return selected
+        return ForcedCells(self.tokens[row_ids.cpu().numpy() if isinstance(row_ids, Tensor) else row_ids])
 
     def join(self, other: ForcedCells, batch_size: int, row_ids: Sequence[int]) -> ForcedCells:
         """The forced cells of a batch that rows join; see `Constraint.join`."""
@@ -174,12 +174,30 @@ class ForcedCells:
         cells = self.tokens[inside] if self.batch_size is None else self.tokens[np.arange(len(inside))[:, None], inside]
         return cells if (cells >= 0).any() else None
 
+    def on(self, device: torch.device, positions: NDArray[np.int64]) -> Tensor | None:
+        """As `at`, on a device: from a copy there, once for the positions of a window and their parts."""
+        if (cells := self.at(positions)) is None:
+            return None
+        if device.type == "cpu":
+            return torch.from_numpy(cells)
+        whole, index = getattr(positions, "whole", None) or (positions, ...)
+        latest = self._latest  # read once: a drafter may use the same cells in another thread
+        if latest is None or latest[0] is not whole:
+            latest = self._latest = whole, self._on(device, whole)
+        return latest[1][index]
+
+    def _on(self, device: torch.device, positions: NDArray[np.int64]) -> Tensor:
+        if self._there is None or self._there.device != device:
+            self._there = copied(torch.from_numpy(self.tokens), device)
+        inside = on_device(positions, device).clamp(max=self.tokens.shape[-2] - 1)
+        if self.batch_size is None:
+            return self._there[inside]
+        return self._there.gather(1, inside[..., None].expand(-1, -1, self.tokens.shape[-1]))
+
     def put(self, tokens: Tensor, positions: NDArray[np.int64]) -> Tensor:
         """Columns int64 [B, W, K] with the forced cells of their positions in place."""
-        if (cells := self.at(positions)) is None:
-            return tokens
-        forced = torch.from_numpy(cells).to(tokens.device)
-        return torch.where(forced >= 0, forced, tokens)
+        forced = self.on(tokens.device, positions)
+        return tokens if forced is None else torch.where(forced >= 0, forced, tokens)
 
 
 def _by_row(kind: Tensor, rows: int, length: int) -> Tensor:

@@ -185,9 +185,9 @@ def stats_of(probs: Tensor) -> SoftmaxStats:
 def _sample(weights: LazyProbs | _LazyResidual, u: Tensor, fallback: Tensor | None = None) -> Tensor:
     """`mmspec.sampling.rejection.sample`."""
     if isinstance(weights, LazyProbs):
-        return _checked(weights, weights.sample(u))
+        return checked(weights, weights.sample(u))
     every = torch.ones_like(u, dtype=torch.bool)
-    return _checked(weights.p, resample(weights.p.stats, weights.q, every, u))
+    return checked(weights.p, resample(weights.p.stats, weights.q, every, u))
 
 
 def _sample_draft(q: LazyProbs, u: Tensor) -> Tensor:
@@ -196,20 +196,26 @@ def _sample_draft(q: LazyProbs, u: Tensor) -> Tensor:
 
 
 def _cat(probs: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """`torch.cat` of the distributions of windows of one slot each, as a chain of drafts makes them."""
+    """`torch.cat` of the distributions of windows of one token each, as a chain of drafts makes them."""
     every = [one.stats for one in probs if isinstance(one, LazyProbs)]
     first, count = every[0], len(probs)
     alike = len(every) == count and all(
-        one.cond.shape == first.cond.shape and one.cond.dtype == first.cond.dtype and one.ints.shape[:-1] == (len(p), 1)
+        one.cond.shape == first.cond.shape and one.cond.dtype == first.cond.dtype and p.shape[1] == 1
+        and one.ints.shape[:-1].numel() == first.cond.shape[:2].numel()
         and (one.uncond is None) == (first.uncond is None) and one.allowed is first.allowed
         for one, p in zip(every, probs, strict=True)
     )  # fmt: skip
-    if not alike or dim != 1 or first.cond.shape[1] != 1:
+    if not alike or dim != 1:
         return torch.cat([dense_of(one) for one in probs], dim)
     uncond = [one.uncond for one in every if one.uncond is not None]
     ints = torch.cat([one.ints for one in every], dim=1)
-    lines = ints[..., LINE]  # row r of each becomes row r * count + its number of the whole
-    torch.add(_numbers(count, lines.device), lines, alpha=count, out=lines)
+    # The slots of each, which are the cells of one token, follow those of the ones before it in their row.
+    lines, slots = ints[..., LINE], first.cond.shape[1]
+    numbers = _numbers(count, slots, lines.device).view(count, *(1,) * (lines.ndim - 2))
+    if slots == 1:
+        torch.add(numbers, lines, alpha=count, out=lines)
+    else:
+        torch.add(lines + numbers, lines // slots, alpha=(count - 1) * slots, out=lines)
     return LazyProbs.known(replace(
         first, cond=torch.cat([one.cond for one in every], dim=1), uncond=torch.cat(uncond, dim=1) if uncond else None,
         floats=torch.cat([one.floats for one in every], dim=1), ints=ints,
@@ -233,8 +239,8 @@ def join_logits(slots: Sequence[Tensor], floats: Tensor, ints: Tensor) -> LazyPr
 
 
 @lru_cache(maxsize=16)
-def _numbers(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, dtype=torch.int32, device=device)
+def _numbers(count: int, step: int, device: torch.device) -> Tensor:
+    return torch.arange(0, count * step, step, dtype=torch.int32, device=device)
 
 
 def copied_draft(draft: Draft, logits: Logits) -> Draft | None:
@@ -274,12 +280,12 @@ def check_tokens(p: Tensor, tokens: Tensor) -> Tensor:
     Raises:
         ModelError: If there are none because a distribution is invalid.
     """
-    return _checked(p, tokens) if isinstance(p, LazyProbs) else tokens
+    return checked(p, tokens) if isinstance(p, LazyProbs) else tokens
 
 
 def _couple_fresh(p: LazyProbs, verdict: Verdict, resample_u: Tensor) -> Tensor:
     """`mmspec.sampling.coupling.couple_fresh`, with the samples that came with the verification."""
-    return _checked(p, p.sample(resample_u))
+    return checked(p, p.sample(resample_u))
 
 
 def _couple_maximally(p: LazyProbs, verdict: Verdict, accept_u: Tensor, resample_u: Tensor) -> Tensor:
@@ -289,13 +295,13 @@ def _couple_maximally(p: LazyProbs, verdict: Verdict, accept_u: Tensor, resample
         return _couple_fresh(p, verdict, resample_u)
     accepted, q = on_device(verdict.accepted, p.device), stats_of(draft.q)
     numbers = verdict.tokens, p.sample(resample_u), accepted, accept_u, resample_u
-    return _checked(p, coupling_kernels.couple_maximally(p.stats, q, rows_of(draft.tokens), *numbers))
+    return checked(p, coupling_kernels.couple_maximally(p.stats, q, rows_of(draft.tokens), *numbers))
 
 
 def _couple_by_noise(p: LazyProbs, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
     """`mmspec.sampling.coupling.couple_by_noise`, in one launch."""
     seeds = rng.device_seeds()
-    return _checked(p, coupling_kernels.couple_by_noise(p.stats, seeds, on_device(positions, p.device)))
+    return checked(p, coupling_kernels.couple_by_noise(p.stats, seeds, on_device(positions, p.device)))
 
 
 def rows_of(tokens: Tensor) -> Tensor:
@@ -303,7 +309,7 @@ def rows_of(tokens: Tensor) -> Tensor:
     return tokens if tokens.stride(1) == 1 else tokens.contiguous()
 
 
-def _checked(p: LazyProbs, tokens: Tensor) -> Tensor:
+def checked(p: LazyProbs, tokens: Tensor) -> Tensor:
     """Tokens of lazy distributions.
 
     Raises:

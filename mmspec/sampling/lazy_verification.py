@@ -18,11 +18,11 @@ from mmspec.errors import ModelError
 from mmspec.kernels import columns as columns_kernel
 from mmspec.kernels.accept import BROKEN_DRAFT, Verified, verify_window
 from mmspec.kernels.rule import KernelRule
-from mmspec.kernels.softmax_stats import at
+from mmspec.kernels.softmax_stats import TOTAL, at
 from mmspec.sampling.acceptance import Accept, SupportsKernels
-from mmspec.sampling.lazy_probs import FUNCTIONS, INVALID, LazyProbs, dense_of, rows_of, stats_of
-from mmspec.sampling.mirrored import Download, mirrored
-from mmspec.sampling.multi_codebook import MAX_SAMPLES, entries, verify_columns, with_resampled
+from mmspec.sampling.lazy_probs import FUNCTIONS, INVALID, LazyProbs, checked, dense_of, rows_of, stats_of
+from mmspec.sampling.mirrored import Download, mirrored, on_device
+from mmspec.sampling.multi_codebook import MAX_SAMPLES, couple_columns, entries, verify_columns, with_resampled
 from mmspec.sampling.rejection import Draft, Verdict, ratio, sample, verify
 from mmspec.sampling.rng import WindowRNG
 
@@ -138,26 +138,66 @@ def _kernel_form(rule: SupportsKernels, device: torch.device) -> KernelRule:
     return rule.kernel_rule(device)
 
 
-def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, free: Tensor | None) -> Verdict:
-    """`mmspec.sampling.multi_codebook.verify_columns`, in two launches and one wait for the device."""
+def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, forced: Tensor | None) -> Verdict:
+    """`mmspec.sampling.multi_codebook.verify_columns`, in one kernel and one wait for the device."""
     if rule is not ratio:
-        verdict = verify_columns(p.dense(), Draft(draft.tokens, dense_of(draft.q)), rule, rng, free)
+        verdict = verify_columns(p.dense(), Draft(draft.tokens, dense_of(draft.q)), rule, rng, forced)
         return Verdict(verdict.tokens, verdict.accepted, p, draft, verdict.excess)
     device, (batch, width, cells) = p.device, p.shape[:3]
-    free = torch.ones(batch, width, cells, dtype=torch.bool, device=device) if free is None else free
-    seeds, positions, iteration = (
-        torch.from_numpy(n).to(device, non_blocking=True)
-        for n in (rng.source.seeds, rng.positions, rng.iteration.copy())
-    )
+    free = _all_free(batch, width, cells, device) if forced is None else forced < 0
+    numbers = rng.source.device_seeds(), on_device(rng.positions, device), on_device(rng.iteration, device)
     p_stats, q_stats = p.stats.view(batch, width * cells), stats_of(draft.q).view(batch, (width - 1) * cells)
     x = entries(draft.tokens, p.shape[-1])
-    first, resampled = columns_kernel.verify_columns(
-        p_stats, q_stats, x, free, seeds, positions, iteration, MAX_SAMPLES
-    )
-    host = torch.stack([first, (resampled < 0).any(1).long()]).cpu().numpy()
-    if host[1].any():
+    first, resampled = columns_kernel.verify_columns(p_stats, q_stats, x, free, *numbers, MAX_SAMPLES)
+    tokens = with_resampled(draft.tokens, first, resampled, forced)
+    # The row's next column has no distribution; a draft or any slot has none.
+    invalid = [(resampled < 0).any(1), *(stats.floats[..., TOTAL].isnan().any(1) for stats in (q_stats, p_stats))]
+    host = torch.cat([torch.stack([first, *invalid], dim=1), tokens.flatten(1)], dim=1).cpu().numpy()
+    if host[:, 1:3].any():
         raise ModelError(INVALID)
-    return Verdict(with_resampled(draft.tokens, first, resampled), host[0], p, draft)
+    p._valid = not host[:, 3].any()
+    on_host = np.ascontiguousarray(host[:, 4:]).reshape(batch, width, cells)
+    return Verdict(tokens, mirrored(host[:, 0].copy(), first), p, draft, on_host=on_host)
 
 
-FUNCTIONS.update({verify: _verify, verify_columns: _verify_columns})
+def _couple_columns(p: LazyProbs, draft: Draft, rng: WindowRNG) -> Tensor:
+    """`mmspec.sampling.multi_codebook.couple_columns`, in one kernel: each slot is a window of one draft.
+
+    The column after it, which the kernel samples where the draft is accepted, is not used. In place of the last slot's
+    draft is one that is always accepted, and the column after that one is the last slot's.
+    """
+    device, (batch, width, cells) = p.device, p.shape[:3]
+    slots, drafts, free, last = _slots_alone(batch, width, cells, device)
+    p_stats, q_stats = p.stats[:, slots].view(batch * width, 2 * cells), stats_of(draft.q).view(batch, width - 1, cells)
+    q_stats = q_stats[:, drafts].view(batch * width, cells)
+    x = entries(draft.tokens, p.shape[-1])[:, drafts]
+    positions, iteration = (on_device(n, device)[:, slots].view(-1, 2) for n in (rng.positions, rng.iteration))
+    seeds = rng.source.device_seeds()[:, None].expand(batch, width).reshape(-1)
+    kept, resampled = columns_kernel.verify_columns(
+        p_stats, q_stats, x.view(-1, 1, cells), free, seeds, positions, iteration, MAX_SAMPLES
+    )
+    keep = (kept.view(batch, width, 1) > 0) & ~last
+    return checked(p, torch.where(keep, draft.tokens[:, drafts], resampled.view(batch, width, cells)))
+
+
+@lru_cache(maxsize=16)
+def _all_free(batch: int, width: int, cells: int, device: torch.device) -> Tensor:
+    return torch.ones(batch, width, cells, dtype=torch.bool, device=device)
+
+
+@lru_cache(maxsize=16)
+def _slots_alone(batch: int, width: int, cells: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """How the slots of a window are windows of one draft each.
+
+    Returns:
+        int64 [W, 2], the slot of each draft and the slot after it; int64 [W], the drafts; bool [B * W, 2, K], the free
+        cells; bool [W, 1], which slot is the last.
+    """
+    slot = torch.arange(width, device=device)
+    after = (slot + 1).clamp(max=width - 1)
+    last = slot == width - 1
+    free = torch.stack([~last, torch.ones_like(last)], dim=1)[:, :, None].expand(width, 2, cells)
+    return torch.stack([slot, after], dim=1), slot.clamp(max=width - 2), free.repeat(batch, 1, 1), last[:, None]
+
+
+FUNCTIONS.update({verify: _verify, verify_columns: _verify_columns, couple_columns: _couple_columns})

@@ -49,11 +49,32 @@ def part(array: NDArray[np.int64], index: Any) -> NDArray[np.int64]:
     return found
 
 
+def window_positions(at: NDArray[np.int64], first: int, count: int, device: torch.device) -> NDArray[np.int64]:
+    """The positions from `at + first` on, `count` of each row, int64 [B, count], with their copy on a device.
+
+    Args:
+        at: Host int64 [B].
+        first: The first position after `at`.
+        count: Positions per row.
+        device: The device; on a CPU the result has no copy.
+    """
+    host = np.asarray(at)[:, None] + np.arange(first, first + count)
+    if device.type == "cpu":
+        return host
+    return mirrored(host, on_device(at, device)[:, None] + torch.arange(first, first + count, device=device))
+
+
 def upload(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> Sequence[NDArray[np.int64]]:
     """The arrays, copied to the device in one copy, see `copied`; on a CPU as they are."""
     if device.type == "cpu":
         return arrays
     return split_mirror(arrays, copied(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device))
+
+
+def uploaded(array: NDArray[np.int64], device: torch.device) -> NDArray[np.int64]:
+    """The array with its copy on a device, which is made if there is none; on a CPU as it is."""
+    known = device.type == "cpu" or getattr(array, "mirror", None) is not None
+    return array if known else upload([np.asarray(array)], device)[0]
 
 
 def split_mirror(arrays: Sequence[NDArray[np.int64]], there: Tensor) -> list[NDArray[np.int64]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -27,7 +28,7 @@ MAX_SAMPLES = 2**20
 _CHUNK = 2**12  # samples of one column at a time
 
 
-def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, free: Tensor | None) -> Verdict:
+def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, forced: Tensor | None) -> Verdict:
     """`mmspec.sampling.sampler.ColumnSampler.verify` for m >= 1 drafts.
 
     Args:
@@ -35,12 +36,12 @@ def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, free: 
         draft: m columns [B, m, K] and their q [B, m, K, V].
         rule: The acceptance rule of one cell; columns take the product, see `acceptance_probs`.
         rng: The random numbers of the window.
-        free: bool [B, m + 1, K], whether a cell is free, or None if all are; forced cells of the result are arbitrary.
+        forced: int64 [B, m + 1, K], the tokens of forced cells, -1 where a cell is free; or None if all are.
     """
     if has_torch_function((p,)):
-        return handle_torch_function(verify_columns, (p,), p, draft, rule, rng, free)
+        return handle_torch_function(verify_columns, (p,), p, draft, rule, rng, forced)
     batch, m = len(p), p.shape[1] - 1
-    free = None if free is None else free[:, :m]
+    free = None if forced is None else forced[:, :m] < 0
     accept = acceptance_probs(rule, p[:, :m], draft, free)
     first = (rng[ACCEPT][:, :m] < accept).long().cumprod(-1).sum(-1)
     rows = torch.arange(batch, device=p.device)
@@ -51,13 +52,40 @@ def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, free: 
     excess = None
     if rule is not ratio:
         excess = (accept.clamp(max=1.0) - acceptance_probs(ratio, p[:, :m], draft, free).clamp(max=1.0)).float()
-    return Verdict(with_resampled(draft.tokens, first, resampled), accepted, p, draft, excess)
+    return Verdict(with_resampled(draft.tokens, first, resampled, forced), accepted, p, draft, excess)
 
 
-def with_resampled(tokens: Tensor, first: Tensor, resampled: Tensor) -> Tensor:
-    """Columns int64 [B, m + 1, K]: the drafts [B, m, K] with the resampled one [B, K] in slot `first`, int64 [B]."""
+def with_resampled(tokens: Tensor, first: Tensor, resampled: Tensor, forced: Tensor | None) -> Tensor:
+    """Columns int64 [B, m + 1, K]: the drafts [B, m, K] with the resampled one [B, K] in slot `first`, int64 [B].
+
+    Forced cells are those of `forced`, see `verify_columns`.
+    """
     tokens = torch.cat([tokens, resampled[:, None]], dim=1)
-    return tokens.scatter_(1, first[:, None, None].expand(-1, 1, tokens.shape[2]), resampled[:, None])
+    tokens.scatter_(1, first[:, None, None].expand(-1, 1, tokens.shape[2]), resampled[:, None])
+    return tokens if forced is None else torch.where(forced >= 0, forced, tokens)
+
+
+def couple_columns(p: Tensor, draft: Draft, rng: WindowRNG) -> Tensor:
+    """Applies the exact acceptance test to every slot of a window, whose columns are int64 [B, m + 1, K] then.
+
+    This is a maximal coupling of the joint distributions: no other keeps a draft column with a higher probability.
+
+    Args:
+        p: float32 [B, m + 1, K, V], the target distribution at every slot.
+        draft: m columns. Forced cells are one-hot in p and q, so that their ratio is 1.
+        rng: The random numbers of the window.
+    """
+    if has_torch_function((p,)):
+        return handle_torch_function(couple_columns, (p,), p, draft, rng)
+    batch, width = p.shape[:2]
+    keep = rng[ACCEPT][:, : width - 1] < acceptance_probs(ratio, p[:, :-1], draft, None)
+    # The last slot has no draft, so that its column is sampled from p itself.
+    rejected = torch.cat([~keep, torch.ones(batch, 1, dtype=torch.bool, device=p.device)], dim=1)
+    row, slot = rejected.nonzero(as_tuple=True)
+    q = F.pad(draft.q, (0, 0, 0, 0, 0, 1))[row, slot]
+    tokens = F.pad(draft.tokens, (0, 0, 0, 1))
+    tokens[row, slot] = thin(p[row, slot], q, rng.at(row.cpu().numpy(), slot.cpu().numpy()))
+    return tokens
 
 
 def entries(tokens: Tensor, vocab_size: int) -> Tensor:

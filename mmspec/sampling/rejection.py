@@ -130,7 +130,7 @@ def point_mass(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_] | T
     if isinstance(new, Tensor) or not new.all():
         new = new if isinstance(new, Tensor) else copied(torch.from_numpy(new), q.device)
         one_hot = torch.where(new[..., None], one_hot, q[:, first:])
-    return torch.cat([q[:, :first], one_hot], dim=1)
+    return torch.cat([q[:, :first], one_hot], dim=1) if first else one_hot
 
 
 def one_hot(like: Tensor, tokens: Tensor) -> Tensor:

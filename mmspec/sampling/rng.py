@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.kernels.backend import choose
-from mmspec.sampling.mirrored import copied, on_device
+from mmspec.sampling.mirrored import copied, on_device, part
 
 # Streams: the word of a block that a purpose uses. Two purposes never share a number.
 ACCEPT, RESAMPLE, DRAFT, INIT = range(4)
@@ -228,7 +228,7 @@ class WindowRNG:
 
     def slot(self, n: int) -> WindowRNG:
         """The numbers of the n-th position alone."""
-        one = WindowRNG(self.source, self.positions[:, n : n + 1], self.iteration[:, n : n + 1])
+        one = WindowRNG(self.source, *(part(array, np.s_[:, n : n + 1]) for array in (self.positions, self.iteration)))
         one._streams = [stream[:, n : n + 1] for stream in self._all()]
         return one
 

@@ -266,14 +266,13 @@ class ColumnSampler:
         width, codebooks = logits.cond.shape[1:3]
         flat = Logits(logits.cond.flatten(1, 2), None if logits.uncond is None else logits.uncond.flatten(1, 2))
         p = self._cells(flat, positions.repeat(codebooks, axis=1)).unflatten(1, (width, codebooks))
-        cells = None if self.forced is None else self.forced.at(positions)
-        if cells is None:
-            return p
-        return point_mass(p, entries(torch.from_numpy(cells).to(p.device), p.shape[-1]), 0, cells >= 0)
+        cells = None if self.forced is None else self.forced.on(p.device, positions)
+        return p if cells is None else point_mass(p, entries(cells, p.shape[-1]), 0, cells >= 0)
 
     def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         """Samples columns int64 [B, W, K] from probabilities [B, W, K, V]."""
-        tokens = sample(p, rng.uniforms(stream, 0, p.shape[2]))
+        u = rng.uniforms(stream, 0, p.shape[2])
+        tokens = sample_draft(p, u) if stream == DRAFT else sample(p, u)
         return tokens if self.forced is None else self.forced.put(tokens, rng.positions)
 
     def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
@@ -288,12 +287,8 @@ class ColumnSampler:
         """
         if p.shape[1] == 1:
             return Verdict(self.sample(p, rng), np.zeros(len(p), dtype=np.int64), p, draft)
-        cells = None if self.forced is None else self.forced.at(rng.positions)
-        free = None if cells is None else torch.from_numpy(cells < 0).to(p.device)
-        verdict = verify_columns(p, draft, rule, rng, free)
-        if self.forced is not None:
-            verdict.tokens = self.forced.put(verdict.tokens, rng.positions)
-        return verdict
+        cells = None if self.forced is None else self.forced.on(p.device, rng.positions)
+        return verify_columns(p, draft, rule, rng, cells)
 
 
 def keep_top_k(z: Tensor, k: Tensor, largest: int, inplace: bool = False) -> Tensor:

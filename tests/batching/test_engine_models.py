@@ -32,6 +32,7 @@ from mmspec.audio.models.flat.speech import FlatAdapter
 from mmspec.audio.models.flat.style import Style
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.batching.engine import Engine
+from mmspec.hf import causal_target
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.llamagen import graph_cache
@@ -243,6 +244,13 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(name: str, recipe: str, tm
         parts = [each for each in given[str(i)] if len(each)]
         assert torch.equal(torch.cat(parts), torch.cat(list(tokens)))
     assert most <= case.groups
+
+
+@pytest.mark.parametrize("name", ["dia", "musicgen"])
+def test_rows_join_columns_with_captured_calls(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As below, with texts of several lengths."""
+    monkeypatch.setattr(causal_target, "use_cuda_graphs", lambda device: True)
+    test_a_request_gets_the_tokens_that_it_gets_alone(name, "scd:window=4", tmp_path)
 
 
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4"])

@@ -177,6 +177,34 @@ def test_images_reuse_the_graphs_of_earlier_ones(device: torch.device, monkeypat
     assert [old is kept for old in KeptGraphs.of(gpt)._free] == [False]
 
 
+@pytest.mark.parametrize("recipe", ["plain", "scd:window=3"])
+def test_blocks_of_tokens_are_captured(recipe: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block is one token of a window; later images replay the calls of the first."""
+    from mmspec.vision.llamagen import graph_cache
+    from mmspec.vision.llamagen.blocks import BlockTransformer
+
+    torch.manual_seed(0)
+    gpt = BlockTransformer((2, 2), grid_size=4, vocab_size=9, dim=32, n_layer=2, n_head=2, num_classes=5).to(device)
+    labels, uncond = torch.tensor([1, 3], device=device), gpt.eval().unconditional(2)
+
+    def tokens(graphs: bool) -> torch.Tensor:
+        monkeypatch.setattr(graph_cache, "use_cuda_graphs", lambda device: graphs)
+        with torch.no_grad():
+            target = graph_cache.new_target(gpt, labels, uncond, None, 4)
+        assert isinstance(target, CUDAGraphTarget) == graphs
+        params = [SamplingParams(guidance_scale=2.0)] * 2
+        found = run(target, parse(recipe), Layout(16, 4, cell=(4,)), params, [0, 1]).tokens
+        del target
+        gc.collect()
+        return found
+
+    wanted, found = tokens(False), tokens(True)
+    (kept,) = KeptGraphs.of(gpt)._free
+    count = len(kept.graphs._calls)
+    assert count and torch.equal(found, wanted) and torch.equal(tokens(True), wanted)
+    assert len(kept.graphs._calls) == count
+
+
 def test_rows_with_another_padding_join_only_new_graphs(device: torch.device) -> None:
     """Graphs that were captured without a mask of the captions would never read that of a row that joins."""
     from mmspec.vision.llamagen.target import LlamaGenTarget

@@ -35,6 +35,7 @@ from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.kernels import backend
 from mmspec.sampling import mirrored
+from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.tree import Tree
 
 NAME = "fakegpu"
@@ -326,6 +327,7 @@ class CountedTarget:
 
     broken_from = 2**62
     lowest = 0
+    cell: tuple[int, ...] = ()
     fused_layers = ()
     layers = 3
     short_cache = True
@@ -349,10 +351,10 @@ class CountedTarget:
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(tokens, DeviceTensor)
         host = tokens.host.clamp(0, self.vocab_size - 1)
-        side = torch.arange(len(host)) // self.rows
+        side = (torch.arange(len(host)) // self.rows).view(-1, *(1,) * (host.ndim - 1))
         assert isinstance(slots, DeviceTensor)
         self.lowest = min(self.lowest, int(tokens.host.min()))
-        logits = self._table[side[:, None], host] + self._places[side[:, None], slots.host % 7]
+        logits = self._table[side, host] + self._places[side, slots.host % 7]
         logits[slots.host >= self.broken_from] = torch.nan
         if early_exit is not None:
             logits = logits * 0.8
@@ -369,8 +371,6 @@ class CountedTarget:
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Any:
-        from mmspec.sampling.logits import split_cfg
-
         assert isinstance(tokens, DeviceTensor)
         last = first + tokens.shape[1]
         slots = tree.positions(at, first, last)
@@ -390,8 +390,6 @@ class CountedTarget:
         """It has no cache."""
 
     def prefill(self) -> Any:
-        from mmspec.sampling.logits import split_cfg
-
         logits = DeviceTensor(self._table[:, :1].repeat_interleave(self.rows, 0))
         self._last = logits
         return split_cfg(logits, self.cfg_factor == 2)
@@ -409,6 +407,47 @@ class CountedTarget:
 
     def select_rows(self, row_ids: list[int]) -> None:
         self.rows = len(row_ids)
+
+
+class CountedColumns(CountedTarget):
+    """A `CountedTarget` of columns: logits of each cell by the code before it in its codebook, and the position.
+
+    Args:
+        counted: The device.
+        batch_size: B.
+        codebooks: K.
+        vocab_size: V.
+        length: Of the sequence.
+        guided: Whether it has unconditional logits.
+        ends: The code that ends rows in the tests, and is seldom sampled; None if there is none.
+    """
+
+    def __init__(
+        self,
+        counted: CountedDevice,
+        batch_size: int,
+        codebooks: int,
+        vocab_size: int,
+        length: int,
+        guided: bool,
+        ends: int | None,
+    ) -> None:
+        super().__init__(counted, batch_size, vocab_size, length, guided)
+        self.cell = (codebooks,)
+        self._table[..., -1] += 4.0
+        if ends is not None:
+            self._table[..., ends] -= 5.0
+
+    def read(
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+    ) -> tuple[Tensor, Tensor]:
+        spread = DeviceTensor(_to_host(slots)[..., None].expand(tokens.shape))
+        return super().read(tokens, spread, end, early_exit)
+
+    def prefill(self) -> Any:
+        first = DeviceTensor(torch.zeros(self.rows * self.cfg_factor, 1, *self.cell, dtype=torch.int64))
+        self._last, _ = self.read(first, DeviceTensor(torch.zeros(first.shape[:2], dtype=torch.int64)), 0)
+        return split_cfg(self._last, self.cfg_factor == 2)
 
 
 def uncounted(method: Callable[..., Any]) -> Callable[..., Any]:

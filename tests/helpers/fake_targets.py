@@ -35,20 +35,19 @@ def made_targets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         yield made
 
 
-def traced_reads(target: Any, cell: tuple[int, ...] = (), codebooks: int = 1) -> list[Trace]:
+def traced_reads(target: Any, cell: tuple[int, ...] = ()) -> list[Trace]:
     """The traces of a step and of a window of a target, which is moved to a fake device and cannot be used after.
 
     Args:
         target: With a `read`.
-        cell: The shape of a token in its tokens [R, W, *cell].
-        codebooks: Ids per token in tokens [R, W * codebooks].
+        cell: The shape of a token in its tokens [R, W, *cell], for a target that does not tell.
     """
     with fake_device() as device, torch.inference_mode():
         _move(target, device, {})
         rows = target.rows * target.cfg_factor
         found = []
         for width in (1, 3):
-            tokens = torch.zeros(rows, width * codebooks, *cell, dtype=torch.int64, device=device)
+            tokens = torch.zeros(rows, width, *(target.cell or cell), dtype=torch.int64, device=device)
             slots = torch.arange(width, device=device).repeat(rows, 1) + target.capacity - width
             call = partial(target.read, tokens, slots, target.capacity)
             call()  # allocates

@@ -24,10 +24,11 @@ from mmspec.errors import ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.multi_codebook import entries
+from mmspec.sampling.multi_codebook import couple_columns, entries
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rejection import Draft, ratio
-from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.rejection import Draft, ratio, sample
+from mmspec.sampling.rng import DRAFT, CounterRNG, WindowRNG
+from mmspec.sampling.sampler import ColumnSampler, TokenSampler
 
 pytest.importorskip("triton")
 
@@ -167,6 +168,7 @@ def test_a_stored_distribution_is_the_q_of_its_draft_behind_reused_ones() -> Non
     "recipe",
     [
         "scd:window=3",
+        "draft:window=3",
         *[pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "sjd:window=3", "beta:window=3")],
     ],
 )
@@ -174,18 +176,71 @@ def test_the_same_columns_with_and_without(recipe: str, device: torch.device, mo
     forced = np.full((4, 2), -1)
     forced[0, 1], forced[2, 0] = VOCAB + 3, 2  # one of them outside the vocabulary
     layout = Layout(4, cell=(2,), forced=ForcedCells(forced))
-    target = ColumnBigram(2, device)
-    forward = target.forward
-    monkeypatch.setattr(target, "forward", lambda tokens, at: forward(entries(tokens, VOCAB), at))
+    target, drafts = ColumnBigram(2, device), DraftResources(draft_model=lambda: ColumnBigram(2, device, seed=4))
+    forward = Bigram.forward
+    monkeypatch.setattr(Bigram, "forward", lambda model, tokens, at: forward(model, entries(tokens, VOCAB), at))
     found = []
     for kernels in ("triton", "torch"):
         monkeypatch.setenv("MMSPEC_KERNELS", kernels)
         found.append(
-            run(target, parse(recipe), layout, [SamplingParams(0.8, guidance_scale=2.0), SamplingParams(0.7)], [5, 6])
+            run(
+                target,
+                parse(recipe),
+                layout,
+                [SamplingParams(0.8, guidance_scale=2.0), SamplingParams(0.7)],
+                [5, 6],
+                drafts,
+            )
         )
     ours, theirs = found
     assert torch.equal(ours.tokens, theirs.tokens) and (ours.tokens[:, 0, 1] == VOCAB + 3).all()
     assert ours.stats.nfe == theirs.stats.nfe and ours.stats.acceptance == theirs.stats.acceptance
+
+
+def column_window(
+    kernels: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Tensor, Draft, WindowRNG, ColumnSampler]:
+    """The distributions of a window of 4 columns of 2 cells in 3 rows, and drafts from others."""
+    monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+    generator, positions = torch.Generator().manual_seed(1), np.arange(4) + np.array([[5], [9], [0]])
+    cond, uncond = torch.randn(2, 3, 4, 2, VOCAB, generator=generator).to(device)
+    sampler = ColumnSampler([SamplingParams(0.8, guidance_scale=1.5)] * 3, None, device)
+    p = sampler(Logits(cond, uncond), positions)
+    q = (cond[:, :3] + 0.8 * torch.randn(3, 3, 2, VOCAB, generator=generator).to(device)).softmax(-1)
+    draft = Draft(sample(q, torch.rand(3, 3, 2, generator=generator).to(device)), q)
+    return p, draft, CounterRNG([1, 2, 3], device).window(positions, 4), sampler
+
+
+def test_coupled_columns_are_the_core_s(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slot is tested as if it were the first; the last one has no draft."""
+    found = []
+    for kernels in ("triton", "torch"):
+        p, draft, rng, _ = column_window(kernels, device, monkeypatch)
+        found.append(couple_columns(p, draft, rng))
+    kept = (found[1][:, :3] == draft.tokens).all(-1)
+    assert torch.equal(*found) and kept.any() and not kept.all(), "a weak test"
+
+
+@pytest.mark.parametrize("broken", ["p", "q"])
+def test_columns_without_a_distribution_are_found(
+    broken: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft's distribution is checked where it is verified; one after the next column where slots are coupled."""
+    p, draft, rng, sampler = column_window("triton", device, monkeypatch)
+    logits = torch.zeros(3, 4, 2, VOCAB, device=device)
+    logits[:, 1:] = torch.nan
+    invalid = sampler(Logits(logits, None), rng.positions)
+    if broken == "q":
+        drafts = sampler.sample(invalid, rng, DRAFT)[:, 1:]
+        assert (drafts >= 0).all(), "a model reads them"
+        with pytest.raises(ModelError, match="NaN"):
+            sampler.verify(p, Draft(drafts, invalid[:, slice(1, None)]), ratio, rng)
+        return
+    draft.tokens[:] = 0
+    draft.q[:] = torch.eye(VOCAB, device=device)[0]  # rejected
+    verdict = sampler.verify(invalid, draft, ratio, rng)
+    with pytest.raises(ModelError, match="NaN"):
+        couple_columns(verdict.p, verdict.draft, rng)
 
 
 def test_nothing_of_a_window_is_written_out(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

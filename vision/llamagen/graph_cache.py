@@ -15,7 +15,7 @@ def new_target(
     gpt: LlamaGenTransformer, condition: Tensor, uncond: Tensor | None, mask: Tensor | None, slack: int
 ) -> LlamaGenTarget | CUDAGraphTarget:
     """A `LlamaGenTarget` of these arguments, with its windows captured in CUDA graphs on a CUDA device."""
-    if gpt.cell or not use_cuda_graphs(gpt.device) or _hooked(gpt):  # captured windows have one token per slot
+    if not use_cuda_graphs(gpt.device) or _hooked(gpt):
         return LlamaGenTarget(gpt, condition, uncond, mask, slack)
     # Rounded up, so that recipes with different windows have the same shapes.
     slack += -(gpt.config.cls_token_num + gpt.config.grid_size**2 + slack) % ROUND

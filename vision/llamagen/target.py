@@ -41,6 +41,7 @@ class LlamaGenTarget:
     Attributes:
         vocab_size: V.
         device: The device of tokens and logits.
+        cell: The shape of a token.
         layers: Layers that an early exit can choose from.
     """
 
@@ -54,6 +55,7 @@ class LlamaGenTarget:
     ) -> None:
         c = gpt.config
         self.vocab_size: int = c.vocab_size
+        self.cell = gpt.cell
         # Read once: models of diffusers search all of their modules for hooks to answer.
         self.device, self._dtype = gpt.device, gpt.dtype
         self.layers: int = c.n_layer

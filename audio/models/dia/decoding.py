@@ -35,15 +35,17 @@ from mmspec.audio.multi_codebook.decoding import (
 )
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.causal_target import Prompt
+from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.params import SamplingParams
 
 DIA_PROCESSORS = (
@@ -189,7 +191,8 @@ def plan(model: Any, request: DiaRequest) -> ColumnDecodingPlan:
             cross_attention,
         )
         history = ColumnHistory(request.prompt[:, :0], length + window)
-        return DiaTarget(inner, history, request.guidance if guided else None, latest, model.config)
+        guidance = request.guidance if guided else None
+        return DiaTarget(with_cuda_graphs(inner), history, guidance, latest, model.config)
 
     end = int(config.eos_token_id)
 
@@ -221,7 +224,12 @@ class DiaTarget(HistoryTarget):
     """
 
     def __init__(
-        self, inner: ColumnTarget, history: ColumnHistory, guidance: DiaGuidance | None, latest: int, config: Any
+        self,
+        inner: CausalTarget | CUDAGraphTarget,
+        history: ColumnHistory,
+        guidance: DiaGuidance | None,
+        latest: int,
+        config: Any,
     ) -> None:
         super().__init__(inner, history)
         self._guidance = guidance
@@ -248,7 +256,7 @@ class DiaTarget(HistoryTarget):
         is_end = z.argmax(-1, keepdim=True) == self._end
         z = z.masked_fill(torch.where(is_end, code != self._end, code == self._end), -torch.inf)
         ended = self._history.first(self._end, 1, positions)
-        position = torch.from_numpy(positions).to(z.device)
+        position = on_device(positions, z.device)
         if self._latest >= 0:
             ended = torch.where((ended > self._latest) & (position >= self._latest), self._latest, ended)
         since = (position - ended)[..., None] - self._delays  # [B, W, C]: 0 where a codebook ends
@@ -266,6 +274,7 @@ class DiaLayers(DecoderLayers):
 
     def __init__(self, decoder: Any, cross_attention: CrossAttention) -> None:
         super().__init__(decoder.layers, decoder.norm)
+        self.module = decoder
         self._rotary = decoder.rotary_emb
         self._cross_attention = cross_attention
 

@@ -30,15 +30,17 @@ from mmspec.audio.multi_codebook.decoding import (
 )
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.causal_target import Prompt
+from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 
@@ -172,7 +174,7 @@ def plan(model: Any, request: HiggsRequest) -> ColumnDecodingPlan:
         )
         history = ColumnHistory(request.columns, length + window)
         sampler = None if repetition is None else TokenSampler([sampling] * rows, None, embeds.device)
-        return HiggsTarget(inner, history, sampler, repetition, config)
+        return HiggsTarget(with_cuda_graphs(inner), history, sampler, repetition, config)
 
     layout = Layout(
         length,
@@ -198,7 +200,7 @@ class HiggsTarget(HistoryTarget):
 
     def __init__(
         self,
-        inner: ColumnTarget,
+        inner: CausalTarget | CUDAGraphTarget,
         history: ColumnHistory,
         sampler: TokenSampler | None,
         repetition: RepetitionLimit | None,
@@ -232,7 +234,7 @@ class HiggsTarget(HistoryTarget):
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
         raw = logits.cond.float()
         code, books = torch.arange(self.vocab_size, device=raw.device), torch.arange(self._codebooks, device=raw.device)
-        since = torch.from_numpy(positions).to(raw.device) - self._history.first(self._end, self._codebooks, positions)
+        since = on_device(positions, raw.device) - self._history.first(self._end, self._codebooks, positions)
         ends = since[..., None] > books
         z = raw.masked_fill(ends[..., None] & (code != self._end), -torch.inf)
         if self._sampler is None or self._repetition is None:
@@ -263,6 +265,7 @@ class HiggsLayers(DecoderLayers):
 
     def __init__(self, core: Any, audio_mask: Tensor) -> None:
         super().__init__(core.layers, core.norm)
+        self.module = core
         self._rotary = core.rotary_emb
         self._audio_mask: Tensor | None = audio_mask
 

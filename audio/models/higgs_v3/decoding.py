@@ -21,12 +21,14 @@ from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, triangles
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.target import EarlyExit
-from mmspec.hf.causal_target import Prompt
+from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import on_device, uploaded, window_positions
 from mmspec.sampling.params import SamplingParams
 
 
@@ -73,7 +75,8 @@ def plan(model: HiggsV3, request: HiggsV3Request) -> ColumnDecodingPlan:
             window,
         )
         nothing = torch.empty(len(request.ids), 0, 1, dtype=torch.int64, device=model.device)
-        return HiggsV3Target(inner, ColumnHistory(nothing, request.length + window), config.codebooks, config.end)
+        history = ColumnHistory(nothing, request.length + window)
+        return HiggsV3Target(with_cuda_graphs(inner), history, config.codebooks, config.end)
 
     waits = triangles(request.length, linear_delays(config.codebooks), config.begin, None)
     layout = Layout(
@@ -96,19 +99,20 @@ class HiggsV3Target(HistoryTarget):
         end: The code that ends the first codebook.
     """
 
-    def __init__(self, inner: ColumnTarget, history: ColumnHistory, codebooks: int, end: int) -> None:
+    def __init__(self, inner: CausalTarget | CUDAGraphTarget, history: ColumnHistory, codebooks: int, end: int) -> None:
         super().__init__(inner, history)
         self._codebooks, self._end = codebooks, end
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        places = at[:, None] + np.arange(tokens.shape[1])
-        may_end = torch.from_numpy(places >= self._codebooks).to(self.device)
+        at, width = uploaded(at, self.device), tokens.shape[1]
+        positions = window_positions(at, 1, width, self.device)
+        may_end = on_device(positions, self.device) > self._codebooks
         self._history.write(torch.where(may_end, tokens[..., 0], -1)[..., None], at)
-        return self._processed(self._inner.forward(tokens, at, early_exit), places + 1)
+        return self._processed(self._inner.forward(tokens, at, early_exit), positions)
 
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
         z, ended = logits.cond.float(), self._history.first(self._end, 1, positions)
-        last = torch.from_numpy(positions).to(z.device) - ended == self._codebooks - 2  # [B, W]
+        last = on_device(positions, z.device) - ended == self._codebooks - 2  # [B, W]
         only = torch.where(torch.arange(self.vocab_size, device=z.device) == self.vocab_size - 1, 0.0, -torch.inf)
         first = torch.where(last[..., None], only, z[:, :, 0])
         return Logits(torch.cat([first[:, :, None], z[:, :, 1:]], dim=2), None)

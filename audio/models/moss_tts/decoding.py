@@ -27,11 +27,13 @@ from mmspec.audio.multi_codebook.column_target import ColumnTarget
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ModelError
-from mmspec.hf.causal_target import Prompt
+from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.params import SamplingParams
 
 GEN, DELAY, END = 0, 1, 2
@@ -126,14 +128,14 @@ class MossTTS(nn.Module):
 
     def embed_columns(self, columns: Tensor) -> Tensor:
         """Embeddings [..., D] of columns int64 [..., 1 + K]."""
-        slots = torch.tensor(self.config.slots, device=columns.device)
-        return self.embed(slots[columns[..., 0].clamp(0, END)], columns[..., 1:])
+        (gen, delay, end), first = self.config.slots, columns[..., 0]
+        return self.embed(torch.where(first <= GEN, gen, torch.where(first == DELAY, delay, end)), columns[..., 1:])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., D] to logits [..., 1 + K, codes + 1]; cell 0 has those of `GEN` and `DELAY`."""
         first = self.lm_heads[0]
         assert isinstance(first, nn.Linear)
-        text = F.linear(hidden, first.weight[list(self.config.slots[:END])])
+        text = F.linear(hidden, torch.stack([first.weight[slot] for slot in self.config.slots[:END]]))
         text = F.pad(text, (0, self.config.codes + 1 - END), value=-torch.inf)
         return torch.stack([text, *(head(hidden) for head in self.lm_heads[1:])], dim=-2)
 
@@ -178,7 +180,7 @@ def plan(model: MossTTS, request: MossRequest) -> ColumnDecodingPlan:
         history = ColumnHistory(
             torch.empty(len(request.text), 0, cells, dtype=torch.int64, device=model.device), request.length + window
         )
-        return MossTarget(inner, history, request.sampling, request.text_temperature)
+        return MossTarget(with_cuda_graphs(inner), history, request.sampling, request.text_temperature)
 
     layout = Layout(request.length, cell=(cells,), pad=END, ends=lambda columns: columns[..., 0] == END)
     # The target's logits are those of the final distribution.
@@ -197,7 +199,11 @@ class MossTarget(HistoryTarget):
     """
 
     def __init__(
-        self, inner: ColumnTarget, history: ColumnHistory, sampling: SamplingParams, text_temperature: float
+        self,
+        inner: CausalTarget | CUDAGraphTarget,
+        history: ColumnHistory,
+        sampling: SamplingParams,
+        text_temperature: float,
     ) -> None:
         super().__init__(inner, history)
         self._sampling, self._text_temperature = sampling, text_temperature
@@ -213,13 +219,13 @@ class MossTarget(HistoryTarget):
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
         """The logits [B, W, 1 + K, V] of the given positions, host int64 [B, W]."""
         z, pad = logits.cond.float(), self.vocab_size - 1
-        place = torch.from_numpy(positions).to(z.device)
+        place = on_device(positions, z.device)
         since = place - self._history.first(DELAY, 1, positions)  # columns since the first delay slot; negative before
         book = torch.arange(z.shape[2] - 1, device=z.device)
         sampled = (place[..., None] >= book) & ((since <= 0)[..., None] | (book >= since[..., None]))  # [B, W, K]
         text, codes = (
             z[:, :, :1].clone(),
-            self._truncated(z[:, :, 1:].index_fill(-1, place.new_tensor(pad), -torch.inf)),
+            self._truncated(F.pad(z[:, :, 1:, :pad], (0, 1), value=-torch.inf)),
         )
         text[..., 0, DELAY] = text[..., 0, DELAY].masked_fill(place == 0, -torch.inf)
         if self._sampling.temperature > 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,12 @@ from mmspec.audio.multi_codebook.decoding import (
     refuse_logits_processors,
 )
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, triangles, undelay
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
+from mmspec.decoding.kept_graphs import ROUND
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.causal_target import Prompt
+from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
@@ -38,6 +41,7 @@ from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.params import SamplingParams
 
 MELODY = "MusicgenMelodyForConditionalGeneration"
+_growing = Lock()  # threads may need longer tables of positions at a time
 
 
 @dataclass(frozen=True)
@@ -154,16 +158,18 @@ def plan(model: Any, request: MusicgenRequest) -> ColumnDecodingPlan:
     def heads(hidden: Tensor) -> Tensor:
         return torch.stack([head(hidden) for head in decoder.lm_heads], dim=2)
 
-    def target(window: int, guided: bool) -> ColumnTarget:
+    def target(window: int, guided: bool) -> CausalTarget | CUDAGraphTarget:
         melody, cross_attention = conditions(model, request.inputs, guided)
         embeds, prefixes = embed(prompt), [None, None] if melody is None else list(melody.split(rows))
         prompts = [embeds if prefix is None else torch.cat([prefix, embeds], dim=1) for prefix in prefixes]
         mask = torch.ones(prompts[0].shape[:2], dtype=torch.bool, device=device)
         cond, uncond = (Prompt(p, mask, position_ids_of(mask)) for p in (prompts[0], prompts[-1]))
-        layers = MusicgenLayers(decoder.model.decoder, cross_attention)
-        return ColumnTarget(
+        slots = -(-(mask.shape[1] + length + window) // ROUND) * ROUND
+        layers = MusicgenLayers(decoder.model.decoder, cross_attention, slots)
+        found = ColumnTarget(
             layers, embed, heads, codebooks, vocab_size(model), cond, guided, length, window, cross_attention, uncond
         )
+        return with_cuda_graphs(found)
 
     layout = Layout(length, cell=(codebooks,), forced=ForcedCells(known[:, start:]), pad=pad)
     guided = request.sampling.guidance_scale != 1
@@ -212,18 +218,31 @@ class MusicgenLayers(DecoderLayers):
     Args:
         decoder: A `MusicgenDecoder` or `MusicgenMelodyDecoder`.
         cross_attention: The text, for the former.
+        slots: Slots of the KV cache, which the table of positions covers.
     """
 
-    def __init__(self, decoder: Any, cross_attention: CrossAttention | None) -> None:
+    def __init__(self, decoder: Any, cross_attention: CrossAttention | None, slots: int) -> None:
         super().__init__(decoder.layers, decoder.layer_norm)
-        self._positions = decoder.embed_positions
+        self.module = decoder
         self._cross_attention = cross_attention
+        # A longer call replaces the table of the module, which captured calls of others read.
+        self._table = self._covering(slots)
+
+    def _covering(self, slots: int) -> Tensor:
+        """The module's table of positions, [n, D] with n >= `slots`; computed anew if it is too short."""
+        assert self.module is not None
+        positions: Any = self.module.embed_positions
+        with _growing:
+            if slots > len(positions.weights):
+                positions.make_weights(slots, positions.embedding_dim)
+            table: Tensor = positions.weights
+        return table
 
     def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
-        table, rows = self._positions, len(embeds)
-        # By capacity, since reading the largest position would wait for the device.
-        if cache.capacity > len(table.weights):
-            table.make_weights(cache.capacity, table.embedding_dim)
+        rows = len(embeds)
+        # By capacity, since reading the largest position would wait for the device; rows that join may raise it.
+        if cache.capacity > len(self._table):
+            self._table = self._covering(cache.capacity)
         text = {}
         if self._cross_attention is not None:
             cache, bias = self._cross_attention.with_self_attention(cache, rows), self._cross_attention.bias[:rows]
@@ -233,7 +252,7 @@ class MusicgenLayers(DecoderLayers):
             out = layer(hidden, mask, **text, past_key_values=cache, use_cache=True)
             return out[0] if isinstance(out, tuple) else out
 
-        return embeds + table.weights[positions].to(embeds.device), run
+        return embeds + self._table[positions].to(embeds.device), run
 
 
 def musicgen_codec(model: Any) -> Codec:

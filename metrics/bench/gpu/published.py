@@ -35,19 +35,17 @@ class StepModel:
 
     Attributes:
         target: Makes a target of so many rows, whose windows reach at most so far past the end.
-        codebooks: Codes per token of the backbone.
         depth: The depth decoder, which decodes the codes of a frame after the first one; None if there is none.
     """
 
     target: Callable[[int, int], Capturable]
-    codebooks: int = 1
     depth: StepModel | None = None
 
     def step(self, rows: int, width: int, end: int) -> Callable[[], object]:
         """A call that reads `width` tokens of each row after the prompt; its cache is read up to slot `end`."""
         target = self.target(rows, width)
         rows *= target.cfg_factor
-        tokens = torch.zeros(rows, width * self.codebooks, dtype=torch.int64, device=target.device)
+        tokens = torch.zeros(rows, width, *target.cell, dtype=torch.int64, device=target.device)
         end = min(end, target.capacity)
         slots = torch.arange(end - width, end, device=target.device).repeat(rows, 1)
         return lambda: target.read(tokens, slots, end)
@@ -127,12 +125,12 @@ def _llamagen(model: PublishedModel, layers: int, device: torch.device, dtype: t
 
 def _causal(
     model: PublishedModel, decoder: Any, embed: Callable[[Tensor], Tensor], head: Callable[[Tensor], Tensor],
-    vocab_size: int, width: int, device: torch.device, dtype: torch.dtype,
+    vocab_size: int, width: int, device: torch.device, dtype: torch.dtype, cell: tuple[int, ...] = (),
 ) -> Callable[[int, int], Capturable]:  # fmt: skip
     """Targets of a decoder of transformers; its prompts are zeros."""
     if isinstance(decoder, nn.Module):
         decoder.eval()
-    backbone = Backbone(decoder, embed, head, vocab_size, device)
+    backbone = Backbone(decoder, embed, head, vocab_size, device, cell)
 
     def target(rows: int, slack: int) -> Capturable:
         mask = torch.ones(rows, model.prompt, dtype=torch.bool, device=device)
@@ -159,6 +157,7 @@ def _flat(model: PublishedModel, layers: int, device: torch.device, dtype: torch
 
 def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
     from mmspec.audio.models.musicgen.decoding import MusicgenLayers
+    from mmspec.audio.multi_codebook.column_target import ColumnTarget
     from mmspec.audio.multi_codebook.cross_attention import CrossAttention
 
     config = _class("musicgen", "configuration", "MusicgenDecoderConfig")(num_hidden_layers=layers, **model.arguments)
@@ -169,7 +168,6 @@ def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: t
         heads = nn.ModuleList(nn.Linear(width, config.vocab_size, bias=False) for _ in range(books))
 
     def embed(ids: Tensor) -> Tensor:
-        ids = ids.unflatten(1, (-1, books))
         return sum(table(ids[..., k]) for k, table in enumerate(decoder.embed_tokens))
 
     def head(hidden: Tensor) -> Tensor:
@@ -179,10 +177,11 @@ def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: t
         text = torch.zeros((1 + model.guided) * rows, model.prompt, width, dtype=dtype, device=device)
         crossed = CrossAttention(text, torch.ones(text.shape[:2], dtype=torch.bool, device=device))
         prompt = Prompt(text[:rows, :1], torch.ones(rows, 1, dtype=torch.bool, device=device), _first(rows, device))
-        backbone = Backbone(MusicgenLayers(decoder, crossed), embed, head, config.vocab_size, device)
-        return CausalTarget(backbone, prompt, prompt if model.guided else None, model.length, slack)
+        layers = MusicgenLayers(decoder, crossed, 1 + model.length + slack)
+        size, guided, length = config.vocab_size, model.guided, model.length
+        return ColumnTarget(layers, embed, head, books, size, prompt, guided, length, slack, crossed)
 
-    return StepModel(target, books)
+    return StepModel(target)
 
 
 def _cosmos(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
@@ -233,16 +232,13 @@ def _csm(model: PublishedModel, layers: int, device: torch.device, dtype: torch.
         depth = depths._from_config(deep, attn_implementation="sdpa", dtype=dtype).eval()
         depth_head = nn.Linear(deep.hidden_size, config.vocab_size, bias=False)
 
-    def embed(ids: Tensor) -> Tensor:
-        return backbone.embed_tokens(ids.unflatten(1, (-1, config.num_codebooks)))
-
-    size = config.vocab_size
-    target = _causal(model, backbone, embed, head, size, config.hidden_size, device, dtype)
+    size, cell = config.vocab_size, (config.num_codebooks,)
+    target = _causal(model, backbone, backbone.embed_tokens, head, size, config.hidden_size, device, dtype, cell)
     frame = replace(model, prompt=2, length=model.depth_steps)
     within = _causal(
         frame, _DepthLayers(depth), depth.embed_tokens, depth_head, size, deep.backbone_hidden_size, device, dtype
     )
-    return StepModel(target, config.num_codebooks, StepModel(within))
+    return StepModel(target, StepModel(within))
 
 
 def _class(family: str, part: str, name: str) -> Any:

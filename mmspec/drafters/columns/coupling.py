@@ -6,15 +6,13 @@ target distribution `p` of that slot.
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.coupling import Coupling
-from mmspec.sampling.multi_codebook import acceptance_probs, thin
-from mmspec.sampling.rejection import Verdict, ratio, sample
-from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
+from mmspec.sampling.multi_codebook import couple_columns
+from mmspec.sampling.rejection import Verdict, sample
+from mmspec.sampling.rng import RESAMPLE, WindowRNG
 
 
 def fresh(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
@@ -23,22 +21,8 @@ def fresh(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
 
 
 def maximal(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-    """Applies the exact acceptance test to every slot.
-
-    This is a maximal coupling of the joint distributions: no other keeps a draft column with a higher probability.
-    """
-    p, draft = verdict.p, verdict.draft
-    batch, width = p.shape[:2]
-    # Forced cells are one-hot in both p and q, so that their ratio is 1 and they need no special treatment.
-    keep = draws[ACCEPT][:, : width - 1] < acceptance_probs(ratio, p[:, :-1], draft, None)
-    # The last slot has no draft, so that its column is sampled from p itself.
-    rejected = torch.cat([~keep, torch.ones(batch, 1, dtype=torch.bool, device=p.device)], dim=1)
-    row, slot = rejected.nonzero(as_tuple=True)
-    q = F.pad(draft.q, (0, 0, 0, 0, 0, 1))[row, slot]
-    resampled = thin(p[row, slot], q, draws.at(row.cpu().numpy(), slot.cpu().numpy()))
-    tokens = F.pad(draft.tokens, (0, 0, 0, 1))
-    tokens[row, slot] = resampled
-    return put(tokens, state, draws)
+    """Applies the exact acceptance test to every slot; see `mmspec.sampling.multi_codebook.couple_columns`."""
+    return put(couple_columns(verdict.p, verdict.draft, draws), state, draws)
 
 
 def gumbel(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:

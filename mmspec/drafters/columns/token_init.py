@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.sampling.mirrored import on_device, part
 from mmspec.sampling.multi_codebook import entries
-from mmspec.sampling.rejection import Draft, Verdict
+from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import INIT, WindowRNG
 from mmspec.sampling.rows import put_rows
 
@@ -100,14 +101,14 @@ class ColumnInitDrafter:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
         codebooks, vocab_size = draft.q.shape[-2:]
         u, forced = draws.uniforms(INIT, 0, codebooks), state.layout.forced
-        new = torch.from_numpy(np.arange(draft.tokens.shape[1]) >= reused[:, None]).to(state.device)
+        new = torch.arange(draft.tokens.shape[1], device=state.device) >= on_device(reused, state.device)[:, None]
         columns, left = [], state.last()[:, 0]
         for j in range(draft.tokens.shape[1]):
             column = self._init(entries(left, vocab_size), u[:, j])
             if forced is not None:
-                column = forced.put(column[:, None], draws.positions[:, j : j + 1])[:, 0]
+                column = forced.put(column[:, None], part(draws.positions, np.s_[:, j : j + 1]))[:, 0]
             left = torch.where(new[:, j, None], column, draft.tokens[:, j])
             columns.append(left)
         tokens = torch.stack(columns, dim=1)
-        one_hot = torch.zeros_like(draft.q).scatter_(-1, entries(tokens, vocab_size)[..., None], 1.0)
-        return Draft(tokens, torch.where(new[..., None, None], one_hot, draft.q))
+        entry = entries(tokens, vocab_size)
+        return Draft(tokens, point_mass(draft.q, entry, 0, new[..., None].expand(entry.shape)))

@@ -1,0 +1,159 @@
+"""Prints what windows of columns cost outside of the model, as `window_counts.py` does for tokens.
+
+By model, recipe and batch, one entry for each window and for each single step: whether rows have just left, the width
+is new or a call was captured; and its launches, uploads and waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import pytest
+import torch
+from counted_device import DEVICE, CountedColumns, counted_device
+from torch import Tensor
+
+from mmspec.audio.models.dia.decoding import DiaGuidance, DiaTarget
+from mmspec.audio.models.higgs.decoding import HiggsTarget, RepetitionLimit
+from mmspec.audio.models.higgs_v3.decoding import HiggsV3Target
+from mmspec.audio.models.moss_tts.decoding import MossTarget
+from mmspec.audio.multi_codebook.delay_pattern import linear_delays, triangles
+from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import RunningBatch
+from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.stats import Meter
+from mmspec.engine import run
+from mmspec.recipes import parse
+from mmspec.sampling.constraints import ForcedCells
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.sampler import TokenSampler
+from mmspec.setup_work import setups
+
+BOOKS, VOCAB, LENGTH, SLACK = 3, 12, 20, 16
+CASES = [
+    ("musicgen", "plain", 1),
+    ("musicgen", "plain", 4),
+    ("musicgen", "scd:window=6", 1),
+    ("musicgen", "scd:window=6", 4),
+    ("musicgen", "sjd:window=6,start=random", 4),
+    ("musicgen", "recycle:window=6", 4),
+    ("musicgen", "draft:window=4", 4),
+    ("dia", "plain", 4),
+    ("dia", "scd:window=6", 4),
+    ("higgs", "scd:window=6", 4),
+    ("higgs_v3", "scd:window=6", 4),
+    ("moss", "scd:window=6", 4),
+]
+PARAMS = SamplingParams(0.9, top_k=8, top_p=0.95)
+
+
+def columns_before(rows: int, cells: int = BOOKS) -> ColumnHistory:
+    return ColumnHistory(torch.empty(rows, 0, cells, dtype=torch.int64, device=DEVICE), LENGTH + SLACK)
+
+
+def musicgen(inner: Any, rows: int) -> Any:
+    return inner
+
+
+def dia(inner: Any, rows: int) -> Any:
+    ids = SimpleNamespace(eos_token_id=VOCAB - 2, pad_token_id=VOCAB - 1)
+    config = SimpleNamespace(delay_pattern=[0, 1, 2], decoder_config=ids)
+    return DiaTarget(inner, columns_before(rows), DiaGuidance(2.0, 5), LENGTH - 3, config)
+
+
+def higgs(inner: Any, rows: int, repetition: RepetitionLimit | None = None) -> Any:
+    config = SimpleNamespace(audio_stream_bos_id=VOCAB - 2, audio_stream_eos_id=VOCAB - 1, num_codebooks=BOOKS)
+    sampler = None if repetition is None else TokenSampler([PARAMS] * rows, None, DEVICE)
+    return HiggsTarget(inner, columns_before(rows), sampler, repetition, config)
+
+
+def higgs_v3(inner: Any, rows: int) -> Any:
+    return HiggsV3Target(inner, columns_before(rows, 1), BOOKS, VOCAB - 2)
+
+
+def moss(inner: Any, rows: int) -> Any:
+    return MossTarget(inner, columns_before(rows), PARAMS, 1.2)
+
+
+# By model: the target, whether it is guided, the code with which the end of a row begins, and the columns that end one.
+MODELS: dict[str, tuple[Callable[[Any, int], Any], bool, int | None, Callable[[Tensor], Tensor] | None]] = {
+    "musicgen": (musicgen, True, None, None),
+    "dia": (dia, True, VOCAB - 2, lambda columns: columns[..., 2] == VOCAB - 2),
+    "higgs": (higgs, False, VOCAB - 1, lambda columns: (columns == VOCAB - 1).all(-1)),
+    "higgs_v3": (higgs_v3, False, VOCAB - 2, lambda columns: columns[..., 0] == VOCAB - 1),
+    "moss": (moss, False, 1, lambda columns: columns[..., 0] == 2),
+}
+
+
+def windows(name: str, recipe: str, rows: int) -> dict[str, Any]:
+    """What each window and each single step of a decode costs, and its tokens."""
+    make, guided, code, ends = MODELS[name]
+    found: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    with counted_device() as counted:
+
+        def target(guided: bool) -> Any:
+            model: Any = CountedColumns(counted, rows, BOOKS, VOCAB, LENGTH, guided, code)
+            return make(CUDAGraphTarget(model), rows)
+
+        waits = triangles(LENGTH, linear_delays(BOOKS), VOCAB if name == "musicgen" else 0, None)
+        layout = Layout(LENGTH, cell=(BOOKS,), forced=ForcedCells(waits), ends=ends)
+        resources = DraftResources(draft_model=lambda: target(False))
+        step, append, shape, widths = RunningBatch.step, BatchState.append, [(0, 0)], list[int]()
+        count = Meter.count
+
+        def costs() -> dict[str, Any]:
+            launches = sum(counted.launches.values())
+            numbers = {"launches": launches, "uploads": len(counted.uploads), "waits": len(counted.waits)}
+            return {**numbers, "names": dict(counted.launches), "which": [*counted.uploads, *counted.waits]}
+
+        def counting(meter: Meter, verdict: Any, *rest: Any) -> None:
+            widths.append(verdict.tokens.shape[1])
+            count(meter, verdict, *rest)
+
+        def stepping(batch: RunningBatch) -> bool:
+            counted.clear()
+            before, captured, known = len(batch.state.ids), setups(), len(widths)
+            running = step(batch)
+            if len(widths) > known:
+                shape.append((before, widths[-1]))
+                new = shape[-1] != shape[-2] or setups() != captured or len(batch.state.ids) != before
+                found.append({"new": new, "width": widths[-1], **costs()})
+            return running
+
+        def appending(state: BatchState, *rest: Any) -> Any:
+            running = append(state, *rest)
+            fewer = not steps or len(state.ids) != steps[-1]["rows"]
+            steps.append({"rows": len(state.ids), "new": fewer, **costs()})
+            counted.clear()
+            return running
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunningBatch, "step", stepping)
+            patch.setattr(Meter, "count", counting)
+            patch.setattr(BatchState, "append", appending)
+            params = replace(PARAMS, guidance_scale=2.0 if name == "musicgen" else 1.0)
+            out = run(target(guided), parse(recipe), layout, [params] * rows, range(rows), resources)
+        tokens = out.tokens.cpu()
+    return {"windows": found, "steps": steps, "tokens": tokens[:4].tolist(), "nfe": out.stats.nfe}
+
+
+def main() -> None:
+    """Prints all cases."""
+    torch._C._set_only_lift_cpu_tensors(True)
+    cases = {f"{name} {recipe} B={rows}": windows(name, recipe, rows) for name, recipe, rows in CASES}
+    print(json.dumps(cases))
+
+
+if __name__ == "__main__":
+    main()
