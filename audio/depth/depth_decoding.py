@@ -147,6 +147,7 @@ class DepthDecoding:
         draft: A draft model, which has read them too, or None.
         recipe: How the codes are decoded.
         samplings: Sampling parameters of the codes, one per row.
+        sampler: A sampler with these.
         seeds: One per row, see `frame_seed`.
         policy: Chooses the window.
         frames: Host int64 [B], the number of the frame in each row.
@@ -156,6 +157,7 @@ class DepthDecoding:
     draft: FrameModel | None
     recipe: Recipe
     samplings: Sequence[SamplingParams]
+    sampler: TokenSampler
     seeds: Sequence[int]
     policy: WindowPolicy
     frames: NDArray[np.int64]
@@ -188,7 +190,7 @@ class DepthDecoding:
             state.commit(before, np.full(count, depth - 1))
         part = Meter(device, count)
         part.clock = meter.clock
-        sampler, rule = TokenSampler(samplings, constraint, device), build_rule(recipe, resources)
+        sampler, rule = self.sampler.with_constraint(constraint), build_rule(recipe, resources)
         calls = run_rows(target, recipe, rule, sampler, state, samplings, resources, self.policy, part, None)
         add_counts(meter, part, ids)
         return state.result()[:, start:], calls

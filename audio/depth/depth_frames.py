@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,11 +11,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_target import DepthDecoder, DepthTarget
 from mmspec.decoding.processed_target import LogitsProcessor
-from mmspec.decoding.target import cache_bytes
-from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
+from mmspec.decoding.target import cache_bytes, can_join, join_targets
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import on_device, upload
 from mmspec.sampling.rows import put_host_rows, put_rows
 
 
@@ -31,6 +34,7 @@ class DepthFrames:
         length: Frames to generate.
         slack: How many frames a window may reach past the end.
         processors: Functions of the first tokens so far and the logits of the next one, in order; none with guidance.
+            The first one takes what the head returns, the last one returns logits of first tokens.
         uncond: The unconditional prompts, for guidance of first tokens and codes; None turns guidance off.
 
     Attributes:
@@ -58,7 +62,11 @@ class DepthFrames:
         self._length = np.zeros(rows, dtype=np.int64)
         # One more frame than can be read: the decoding loop may look at the end of the last window.
         self._firsts = torch.full((rows, length + slack + 1), -1, dtype=torch.int64, device=self.device)
-        self._target = CausalTarget(backbone, prompt, uncond, length, slack)
+        self._factor = 1 if uncond is None else 2
+        backbone = replace(backbone, cell=(decoder.codebooks,))
+        self._target = with_cuda_graphs(CausalTarget(backbone, prompt, uncond, length, slack))
+        # A window of `slack` frames that begins inside of a frame touches one more.
+        self._graphs = DepthGraphs(decoder.module, rows * (1 + slack))
 
     def start(self) -> Logits:
         return self._processed(self._target.prefill(), np.full((len(self._firsts), 1), -1))
@@ -68,21 +76,23 @@ class DepthFrames:
         self._length = self._length + 1
         return logits
 
-    def depth(self, first: Tensor, start: int, window: int) -> DepthTarget:
-        return DepthTarget(self._decoder, self._target.features()[:, -1], first, start, window)
+    def depth(self, first: Tensor, start: int, window: int) -> DepthTarget | CapturedDepth:
+        return self._graphs.of(self._depth(self._target.features()[:, -1], first, start, window))
 
     def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
         numbers = at[:, None] + np.arange(frames.shape[1])
-        index = torch.from_numpy(numbers).to(self.device)
-        self._firsts.scatter_(1, index, frames[..., 0])
+        if self._processors:
+            (numbers,) = upload([numbers], self.device)
+            self._firsts.scatter_(1, on_device(numbers, self.device), frames[..., 0])
         return self._processed(self._target.forward(frames, at), numbers)
 
     def hidden(self) -> Tensor:
-        return torch.cat(self._target.features().chunk(self._target.cfg_factor), dim=-1)
+        return torch.cat(self._target.features().chunk(self._factor), dim=-1)
 
     def rest(self, hidden: Tensor, frames: Tensor, at: NDArray[np.int64]) -> Logits:
-        by_frame, flat = torch.cat(hidden.flatten(0, 1).chunk(self._target.cfg_factor, dim=-1)), frames.flatten(0, 1)
-        logits = by_row(DepthTarget(self._decoder, by_frame, flat[:, :1], 0, 0).whole(flat), frames.shape[1])
+        by_frame, flat = torch.cat(hidden.flatten(0, 1).chunk(self._factor, dim=-1)), frames.flatten(0, 1)
+        depth = self._graphs.of(self._depth(by_frame, flat[:, :1], 0, 0))
+        logits = by_row(depth.whole(flat), frames.shape[1])
         missing = self.vocab_size - logits.cond.shape[-1]
         if not missing:
             return logits
@@ -92,7 +102,8 @@ class DepthFrames:
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._target.select_rows(row_ids)
-        self._length, self._firsts = self._length[row_ids], self._firsts[row_ids]
+        self._length = self._length[row_ids]
+        self._firsts = self._firsts[on_device(np.array(row_ids), self.device)]
 
     @property
     def cache_bytes(self) -> int:
@@ -105,25 +116,29 @@ class DepthFrames:
             isinstance(other, DepthFrames)
             and other._backbone.decoder is self._backbone.decoder
             and other._processors == self._processors
-            and self._target.can_join(other._target)
+            and can_join(self._target, other._target)
         )
 
     def join(self, other: DepthFrames, row_ids: list[int]) -> None:
         """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
-        self._target.join(other._target, row_ids)
+        join_targets(self._target, other._target, row_ids)
         self._length = put_host_rows(self._length, other._length, row_ids)
         self._firsts = put_rows(self._firsts, other._firsts, row_ids, fill=-1)
+
+    def _depth(self, hidden: Tensor, first: Tensor, start: int, window: int) -> DepthTarget:
+        """The codes of one frame; arguments as in `DepthTarget`."""
+        return DepthTarget(self._decoder, hidden, first, start, window)
 
     def _processed(self, logits: Logits, last: NDArray[np.int64]) -> Logits:
         """Logits [B, n, V] after frames number `last`, host int64 [B, n], with the processors applied."""
         if not self._processors:
             return logits
-        prefixes = self._prefixes(torch.from_numpy(last).to(self.device)).flatten(0, 1)
+        prefixes = self._prefixes(on_device(last, self.device)).flatten(0, 1)
         z = logits.cond.float()
         flat = z.flatten(0, 1)
         for process in self._processors:
             flat = process(prefixes, flat)
-        return Logits(flat.view_as(z), None)
+        return Logits(flat.unflatten(0, z.shape[:2]), None)
 
     def _prefixes(self, numbers: Tensor) -> Tensor:
         """The first tokens int64 [B, n, L] of the frames up to numbers int64 [B, n], -1 before the first frame."""

@@ -7,22 +7,26 @@ like Moshi's, have targets of their own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.decoding.attention_masks import additive_mask
+from mmspec.decoding.target import EarlyExit
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.mirrored import on_device
 
 
 class DepthDecoder(Protocol):
     """A transformer over the codes of a frame.
 
-    It reads the backbone's hidden state, and then code after code.
+    It reads the backbone's hidden state, and then code after code. None of its methods reads values of tensors on the
+    host, so that calls of it can be captured in CUDA graphs; what they compute depends on the arguments and `module`
+    alone.
 
     Attributes:
         vocab_size: V, of the codes after the first.
@@ -32,8 +36,13 @@ class DepthDecoder(Protocol):
     vocab_size: int
     codebooks: int
 
-    def embed(self, tokens: Tensor, books: NDArray[np.int64]) -> Tensor:
-        """Codes int64 [B, W] of codebooks `books`, host int64 [B, W], 0 to K - 1, to embeddings [B, W, D].
+    @property
+    def module(self) -> nn.Module:
+        """The module whose weights it calls."""
+        ...
+
+    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+        """Codes int64 [B, W] of codebooks `books`, int64 [B, W], 0 to K - 1, to embeddings [B, W, D].
 
         D is the width of the backbone's hidden states. Codes that do not exist must not fail: a draft may have them.
         """
@@ -50,13 +59,13 @@ class DepthDecoder(Protocol):
         """
         ...
 
-    def head(self, hidden: Tensor, heads: NDArray[np.int64]) -> Tensor:
-        """Hidden states [B, W, H] to logits [B, W, V], by heads number `heads`, host int64 [B, W], 0 to K - 2."""
+    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
+        """Hidden states [B, W, H] to logits [B, W, V], by heads number `heads`, int64 [B, W], 0 to K - 2."""
         ...
 
 
 class DepthTarget:
-    """The codes of one frame after the first; a `mmspec.decoding.target.Target`.
+    """The codes of one frame after the first; a `mmspec.audio.depth.captured_depth.CapturableDepth`.
 
     Slot 0 of its KV cache holds the backbone's hidden state, slot 1 the first code, slot 2 the code of position
     `start`. With guidance the decoder runs on the hidden states of conditional and unconditional rows, which read the
@@ -72,81 +81,133 @@ class DepthTarget:
     Attributes:
         vocab_size: V.
         device: The device of tokens and logits.
+        start: The position of the second code.
+        prompt_slots: Slots that the prefill reads.
+        inputs: What a frame begins with, by row: the hidden state and the first code.
     """
+
+    prompt_slots = 2
 
     def __init__(self, decoder: DepthDecoder, hidden: Tensor, first: Tensor, start: int, window: int) -> None:
         self.vocab_size = decoder.vocab_size
         self.device = hidden.device
-        self._decoder, self._codebooks = decoder, decoder.codebooks
-        self._hidden, self._first, self._start = hidden, first, start
+        self.start = start
+        self.inputs = [hidden, first]
+        self._decoder, self._codebooks, self._window = decoder, decoder.codebooks, window
         self._factor = len(hidden) // len(first)
         self._cache = SlotCache(self._codebooks + 1 + window)
 
     def prefill(self) -> Logits:
-        first = self._embed(self._first.repeat(self._factor, 1), np.ones((1, 1), dtype=np.int64))
-        embeds = torch.stack([self._hidden, first[:, 0]], dim=1)
-        return self._read(embeds, np.tile([0, 1], (len(embeds), 1)), last=1)
+        slots = torch.arange(2, device=self.device).expand(len(self.inputs[0]), 2)
+        logits = self.read(torch.zeros_like(slots), slots, 2)[0]
+        return split_cfg(logits[:, 1:], self._factor == 2)
 
     def whole(self, frame: Tensor) -> Logits:
         """The logits [B, K - 1, V] of all codes of a frame int64 [B, K] but the first, in one call."""
-        frame = frame.repeat(self._factor, 1)
-        slots = np.tile(np.arange(self._codebooks), (len(frame), 1))
-        embeds = torch.cat([self._hidden[:, None], self._embed(frame[:, :-1], slots[:, 1:])], dim=1)
-        return self._read(embeds, slots, last=self._codebooks - 1)
+        tokens = before_codes(frame).repeat(self._factor, 1)
+        slots = torch.arange(self._codebooks, device=self.device).expand_as(tokens)
+        return split_cfg(self.read(tokens, slots, self._codebooks)[0][:, 1:], self._factor == 2)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        slots = at[:, None] - self._start + 2 + np.arange(tokens.shape[1])
+        host = at[:, None] + (2 - self.start) + np.arange(tokens.shape[1])
+        slots = on_device(host, self.device)
+        tokens, slots = (each.repeat(self._factor, 1) for each in (tokens, slots))
+        return split_cfg(self.read(tokens, slots, int(host.max()) + 1)[0], self._factor == 2)
+
+    def read(
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `mmspec.decoding.cuda_graphs.Capturable.read`; what is in slots 0 and 1 is in `inputs`."""
+        hidden, first = self.inputs[0], self.inputs[1].repeat(self._factor, 1)
         # A draft window may begin before `start`, with tokens of the previous frame; slot 1 keeps the first code.
-        given = torch.from_numpy(slots <= 1).to(self.device)
-        tokens, slots = (
-            torch.where(given, self._first, tokens).repeat(self._factor, 1),
-            np.tile(slots, (self._factor, 1)),
-        )
-        return self._read(self._embed(tokens, slots), slots)
+        slots = slots.clamp(min=0)
+        tokens = torch.where(slots <= 1, first, tokens)
+        embeds = self._decoder.embed(tokens, (slots - 1).clamp(0, self._codebooks - 1))
+        embeds = torch.where((slots == 0)[..., None], hidden[:, None], embeds)
+        self._cache.at_slots(slots, end)
+        mask = additive_mask(torch.arange(end, device=self.device) <= slots[..., None], embeds.dtype)
+        features = self._decoder.run(embeds, mask, slots, self._cache)
+        return self._decoder.head(features, (slots - 1).clamp(0, self._codebooks - 2)), features
 
     def select_rows(self, row_ids: list[int]) -> None:
-        index = cfg_rows(row_ids, len(self._first), self._factor == 2, self.device)
-        self._hidden, self._first = self._hidden[index], self._first[row_ids]
+        index = cfg_rows(row_ids, self.rows, self._factor == 2, self.device)
+        of_rows = index[: len(row_ids)]
+        self.inputs = [self.inputs[0][index], *(each[of_rows] for each in self.inputs[1:])]
         self._cache.select_rows(index)
 
-    def _embed(self, tokens: Tensor, slots: NDArray[np.int64]) -> Tensor:
-        """Embeddings [B, W, D] of tokens in slots, host int64 [B or 1, W]."""
-        books = np.array(np.broadcast_to((slots - 1).clip(0, self._codebooks - 1), tuple(tokens.shape)))
-        return self._decoder.embed(tokens, books)
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(self.inputs[1])
 
-    def _read(self, embeds: Tensor, slots: NDArray[np.int64], last: int = 0) -> Logits:
-        """The logits [B, last, V] after the last tokens of a window.
+    @property
+    def cfg_factor(self) -> int:
+        """Cache rows per row of the batch: 2 with guidance, else 1."""
+        return self._factor
 
-        Args:
-            embeds: [R, W, D].
-            slots: Host int64 [R, W], the slots of the tokens, which are their positions too.
-            last: How many tokens, from the end; 0 is all.
-        """
-        positions, end = torch.from_numpy(slots).to(self.device), int(slots.max()) + 1
-        self._cache.at_slots(positions, end)
-        mask = additive_mask(torch.arange(end, device=self.device) <= positions[..., None], embeds.dtype)
-        hidden = self._decoder.run(embeds, mask, positions, self._cache)[:, -last:]
-        logits = self._decoder.head(hidden, (slots[:, -last:] - 1).clip(0, self._codebooks - 2))
-        return split_cfg(logits, self._factor == 2)
+    @property
+    def capacity(self) -> int:
+        """Slots of the KV cache per row."""
+        return self._cache.capacity
+
+    def with_rows(self, rows: int) -> Self:
+        """A target of as many rows, whose inputs are zeros."""
+        hidden, first = self.inputs[:2]
+        return type(self)(
+            self._decoder,
+            hidden.new_zeros(rows * self._factor, hidden.shape[1]),
+            first.new_zeros(rows, 1),
+            self.start,
+            self._window,
+        )
+
+    def shapes(self) -> tuple[Any, ...]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        return type(self._decoder), self.capacity, self._codebooks, *((each.shape, each.dtype) for each in self.inputs)
+
+    def tensors(self) -> list[Tensor]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        return [*self.inputs, *self._cache.tensors()]
+
+    def take_over(self, tensors: list[Tensor]) -> None:
+        """See `mmspec.decoding.kept_graphs.Reusable`; the inputs are those of an earlier frame until others come."""
+        count = len(self.inputs)
+        self.inputs = tensors[:count]
+        with torch.inference_mode():  # the tensors were made in it
+            self._cache.take_over(tensors[count:])
+
+
+def before_codes(frame: Tensor) -> Tensor:
+    """The codes int64 [B, K] before each of a frame int64 [B, K]; before the first is nothing, here that one."""
+    return torch.cat([frame[:, :1], frame[:, :-1]], dim=1)
 
 
 def by_index(
-    x: Tensor, index: NDArray[np.int64], width: int, dtype: torch.dtype, apply: Callable[[int, Tensor], Tensor]
+    x: Tensor, index: Tensor, count: int, width: int, dtype: torch.dtype, apply: Callable[[int, Tensor], Tensor]
 ) -> Tensor:
     """Applies one of several functions at each place.
 
+    Where the host knows the numbers, each function reads its own places; where only a device does, each reads all: a
+    window has about as many places as there are functions, and their weights take longer to read than the places.
+
     Args:
         x: [B, W, ...].
-        index: Host int64 [B, W], the function's number at each place.
+        index: int64 [B, W], the function's number at each place, on a CPU or on the device of `x`.
+        count: The number of functions; each must accept every entry of `x`.
         width: Size of what a function returns per place.
         dtype: Its dtype.
-        apply: Takes a number and the entries [n, ...] of `x` with it, and returns [n, width].
+        apply: Takes a number and entries [n, ...] of `x`, and returns [n, width].
 
     Returns:
         [B, W, width].
     """
+    if index.device.type != "cpu":
+        flat = x.flatten(0, 1)
+        every = torch.stack([apply(number, flat) for number in range(count)], dim=1)
+        return every[torch.arange(len(flat), device=x.device), index.flatten()].unflatten(0, index.shape)
     out = torch.empty(*index.shape, width, dtype=dtype, device=x.device)
-    for number in np.unique(index):
-        places = torch.from_numpy(index == number).to(x.device)
+    numbers = index.numpy()
+    for number in np.unique(numbers):
+        places = torch.from_numpy(numbers == number).to(x.device)
         out[places] = apply(int(number), x[places])
     return out

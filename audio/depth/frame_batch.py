@@ -29,6 +29,7 @@ from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.engine import window_policy
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
+from mmspec.sampling.mirrored import on_device, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 
@@ -65,7 +66,8 @@ class FrameBatch:
     ) -> None:
         self.state, self.meter, self.draft_calls = state, meter, 0
         self._model, self._draft, self._recipe = model, draft, recipe
-        self._sampler, self._rest = TokenSampler(first, None, model.device), list(rest)
+        self._rest = list(rest)
+        self._sampler, self._rest_sampler = (TokenSampler(each, None, model.device) for each in (first, rest))
         self._policy, self._on_step = policy, on_step
 
     @property
@@ -107,6 +109,7 @@ class FrameBatch:
                 assert isinstance(ours, JoinableFrames)
                 ours.join(new, row_ids)
         self._sampler.join(other._sampler, row_ids)
+        self._rest_sampler.join(other._rest_sampler, row_ids)
         rest = dict(enumerate(self._rest)) | dict(zip(row_ids, other._rest, strict=True))
         self._rest = [rest[row] for row in range(len(rest))]
         theirs = other.state.ids.tolist()
@@ -125,15 +128,21 @@ class FrameBatch:
             draft.start() if before is None else draft.step(before)
             self.draft_calls += 1
             meter.clock.lap("drafter")
-        positions = state.positions(1)
-        p = self._sampler(logits, positions)
-        first = self._sampler.sample(p, state.rng.window(positions, 0))
+        positions, iteration = upload([state.positions(1), np.zeros((len(state.ids), 1), dtype=np.int64)], state.device)
+        p, draws = self._sampler(logits, positions), state.rng.window(positions, iteration)
+        # The codes need the first token on the device alone: the host does not wait for it before they are launched.
+        pending = self._sampler.sample_ahead(p, draws)
+        first = self._sampler.sample(p, draws) if pending is None else pending.tokens.clamp(min=0)
         meter.count_plain(p, first, state.ids)
         numbers = zip(state.rng.seeds.tolist(), state.length.tolist(), strict=True)
         seeds = [frame_seed(seed, frame) for seed, frame in numbers]
-        depth = DepthDecoding(model, draft, self._recipe, self._rest, seeds, self._policy, state.length)
+        depth = DepthDecoding(
+            model, draft, self._recipe, self._rest, self._rest_sampler, seeds, self._policy, state.length
+        )
         codes, calls = depth.decode(first, None if before is None else before[:, 1:], meter, state.ids)
         self.draft_calls += calls
+        if pending is not None:
+            pending.read()  # an error where there is no distribution
         running = state.append(torch.cat([first, codes], dim=1)[:, None])
         if self._on_step is not None:
             step, size = state.step(meter.nfe), state.layout.cell[0]
@@ -146,7 +155,9 @@ class FrameBatch:
         if not running or len(running) == len(state.ids):
             return
         state.select_rows(running)
-        self._sampler.select_rows(torch.tensor(running, device=self._model.device))
+        kept = on_device(np.array(running), self._model.device)
+        self._sampler.select_rows(kept)
+        self._rest_sampler.select_rows(kept)
         self._rest = [self._rest[row] for row in running]
         for each in (self._model, self._draft):
             if each is not None:

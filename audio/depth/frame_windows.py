@@ -41,6 +41,7 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import on_device, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
@@ -156,27 +157,32 @@ class FrameTarget:
         return Logits(z, None)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        size, positions = self._size, at[:, None] + np.arange(tokens.shape[1])
-        self._tokens.scatter_(1, self._on_device(positions), tokens.clamp(max=self.vocab_size - 2))
-        first = at // size
+        size, positions = self._size, np.asarray(at)[:, None] + np.arange(tokens.shape[1])
+        first = np.asarray(at) // size
         touched = int((positions[:, -1] // size - first).max()) + 1
-        numbers = self._on_device(first[:, None] + np.arange(touched))
-        frames = self._tokens.unflatten(1, (-1, size)).gather(1, numbers[..., None].expand(-1, -1, size))
         complete = int(((positions[:, -1] + 1) // size - first).max())
-        next_first = self._first_logits(frames, first, complete)
-        logits = torch.cat([self._code_logits(frames, first), next_first], dim=2).flatten(1, 2)
-        index = self._on_device(positions - first[:, None] * size)
+        host = [
+            positions,
+            first[:, None] + np.arange(touched),
+            first[:, None] + 1 + np.arange(complete),
+            positions - first[:, None] * size,
+        ]
+        there, numbers, after, index = (on_device(each, self.device) for each in upload(host, self.device))
+        self._tokens.scatter_(1, there, tokens.clamp(max=self.vocab_size - 2))
+        frames = self._tokens.unflatten(1, (-1, size)).gather(1, numbers[..., None].expand(-1, -1, size))
+        next_first = self._first_logits(frames, first, after)
+        logits = torch.cat([self._code_logits(frames, first, numbers), next_first], dim=2).flatten(1, 2)
         return Logits(logits.gather(1, index[..., None].expand(-1, -1, self.vocab_size)), None)
 
     def frame_features(self, frames: NDArray[np.int64]) -> Tensor:
         """See `mmspec.decoding.target.FrameFeatureTarget`."""
-        index = self._on_device(frames)[:, None, None].expand(-1, 1, self._hidden.shape[2])
+        index = on_device(frames, self.device)[:, None, None].expand(-1, 1, self._hidden.shape[2])
         return self._hidden.gather(1, index)[:, 0]
 
     def frame_logits(self, logits: Tensor, books: NDArray[np.int64]) -> Tensor:
         """See `mmspec.decoding.target.FrameFeatureTarget`."""
         first, rest = (self._log_probs(Logits(logits, None), sampler) for sampler in self._samplers)
-        return torch.where(self._on_device(books)[..., None] == 0, first, rest)
+        return torch.where(on_device(books, self.device)[..., None] == 0, first, rest)
 
     def forced_firsts(
         self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]
@@ -229,16 +235,22 @@ class FrameTarget:
         for sampler, theirs in zip(self._samplers, other._samplers, strict=True):
             sampler.join(theirs, row_ids)
 
-    def _first_logits(self, frames: Tensor, first: NDArray[np.int64], complete: int) -> Tensor:
+    def _first_logits(self, frames: Tensor, first: NDArray[np.int64], after: Tensor) -> Tensor:
         """The logits [B, n, 1, 1 + V] of the first token after each of n frames.
 
-        The backbone reads the first `complete` frames; the logits after the others are zeros, and not used.
+        The backbone reads the complete frames; the logits after the others are zeros, and not used.
+
+        Args:
+            frames: int64 [B, n, 1 + D].
+            first: Host int64 [B], their first numbers.
+            after: int64 [B, complete], the numbers of the frames after those that are complete.
         """
+        complete = after.shape[1]
         logits = torch.zeros(*frames.shape[:2], self.vocab_size, device=self.device)
         if complete:
             read = frames[:, :complete]
             z = F.pad(self._log_probs(self._model.read(read, first), self._samplers[0]), (0, 1), value=-torch.inf)
-            self._keep_hidden(first[:, None] + 1 + np.arange(complete))
+            self._keep_hidden(after)
             if self._ends is not None:
                 end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
                 end_only = torch.zeros_like(z).masked_fill(~end, -torch.inf)
@@ -246,14 +258,13 @@ class FrameTarget:
             logits[:, :complete] = z
         return logits[:, :, None]
 
-    def _keep_hidden(self, numbers: NDArray[np.int64]) -> None:
-        """Stores the hidden states from which the frames of these numbers, host int64 [B, n], start."""
+    def _keep_hidden(self, numbers: Tensor) -> None:
+        """Stores the hidden states from which the frames of these numbers, int64 [B, n], start."""
         hidden = self._model.hidden()
-        self._hidden = self._hidden.scatter(1, self._on_device(numbers)[..., None].expand(hidden.shape), hidden)
+        self._hidden = self._hidden.scatter(1, numbers[..., None].expand(hidden.shape), hidden)
 
-    def _code_logits(self, frames: Tensor, first: NDArray[np.int64]) -> Tensor:
-        """The logits [B, n, D, 1 + V] of the codes of n frames, whose first numbers are host int64 [B]."""
-        numbers = self._on_device(first[:, None] + np.arange(frames.shape[1]))
+    def _code_logits(self, frames: Tensor, first: NDArray[np.int64], numbers: Tensor) -> Tensor:
+        """The logits [B, n, D, 1 + V] of the codes of n frames of these numbers, the first of which the host has."""
         hidden = self._hidden.gather(1, numbers[..., None].expand(-1, -1, self._hidden.shape[2]))
         rest = self._model.rest(hidden, frames, first)
         z = self._log_probs(rest, self._samplers[1]).unflatten(1, (frames.shape[1], -1))
@@ -262,9 +273,6 @@ class FrameTarget:
     def _log_probs(self, logits: Logits, sampler: TokenSampler) -> Tensor:
         """Log-probabilities; the loop has one set of sampling parameters, but first tokens and codes have their own."""
         return probs(logits, sampler).log()
-
-    def _on_device(self, index: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(index).to(self.device)
 
 
 def probs(logits: Logits, sampler: TokenSampler) -> Tensor:

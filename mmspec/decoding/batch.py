@@ -244,6 +244,9 @@ class BatchState:
         """The last `count` tokens of each row, [B, count, *cell]."""
         if count == 1 and self._window is not None:
             return self._tokens[self._index, on_device(self.before, self.device)[:, None]]
+        n = self._together()
+        if n is not None and n >= count:
+            return self._tokens[:, n - count : n]
         return self.at(self.length[:, None] + np.arange(-count, 0))
 
     def storage(self) -> tuple[Tensor, Tensor]:
@@ -268,9 +271,10 @@ class BatchState:
         """
         width = tokens.shape[1]
         opened, self._window = self._window, None
-        same = opened is not None and opened.positions.shape[1] == width
-        positions = opened.positions if opened is not None and same else self.positions(width)
-        self._tokens[self._index, on_device(positions, self.device)] = tokens
+        if opened is not None and opened.positions.shape[1] == width:
+            self._tokens[self._index, on_device(opened.positions, self.device)] = tokens
+        else:
+            self._write(tokens)
         return self.gain(tokens, accepted, on_host)
 
     def gain(
@@ -302,11 +306,7 @@ class BatchState:
         length, was_running = self.length, self.is_running.copy()
         self._window = None
         self._keep(length[:, None], on_host)
-        n = int(length[0])
-        if len(length) == len(self._tokens) and (length == n).all():
-            self._tokens[:, n : n + 1] = tokens
-        else:
-            self._tokens[self._index[:, 0], on_device(length, self.device)] = tokens[:, 0]
+        self._write(tokens)
         self._lengths[self.ids] = length + was_running
         self.is_running &= length + 1 < self._limits[self.ids]
         if (ends := self._ends(tokens, length, was_running.astype(np.int64), on_host)) is not None:
@@ -316,6 +316,20 @@ class BatchState:
             if ended.any():
                 self._row_limits = None
         return self.running()
+
+    def _write(self, tokens: Tensor) -> None:
+        """Writes tokens [B, W, *cell] after those of each row."""
+        n, width = self._together(), tokens.shape[1]
+        if n is not None:
+            self._tokens[:, n : n + width] = tokens
+        else:
+            self._tokens[self._index, on_device(self.positions(width), self.device)] = tokens
+
+    def _together(self) -> int | None:
+        """The number of tokens of each row if it is the same, and all rows are there, in their order; else None."""
+        length, ids = self.length, self.ids
+        same = len(ids) == len(self._tokens) and (length == length[0]).all() and (ids[:-1] < ids[1:]).all()
+        return int(length[0]) if same else None
 
     def _ends(
         self,
@@ -372,7 +386,7 @@ class BatchState:
         """Keeps these rows, in this order, and drops all others; their tokens stay in `result`."""
         self.ids, self.is_running = self.ids[row_ids], self.is_running[row_ids]
         self._window = self._row_limits = self._device_limits = None
-        self._index = self._index[row_ids]
+        self._index = self._index[on_device(np.array(row_ids), self.device)]
         self.rng.select_rows(row_ids)
         if self.layout.constraint is not None:
             self.layout = replace(self.layout, constraint=self.layout.constraint.select_rows(row_ids))
@@ -462,7 +476,9 @@ class BatchState:
     def result(self) -> Tensor:
         """The tokens of all rows of the request, finished ones included, [rows, N, *cell]; `pad` after a row's end."""
         tokens = self._tokens[:, : self.layout.length]
-        lengths = torch.from_numpy(self._lengths).to(self.device)
+        if (self._lengths >= self.layout.length).all():
+            return tokens
+        lengths = on_device(self._lengths, self.device)
         past_end = torch.arange(self.layout.length, device=self.device) >= lengths[:, None]
         return tokens.masked_fill(self._wide(past_end), self.layout.pad)
 

@@ -8,12 +8,12 @@ that it reads are freed, as by `model.to("cpu")`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
@@ -29,8 +29,14 @@ _lock = RLock()  # a target may be freed, and its set given back, by a garbage c
 _PRIMITIVES = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
-class Reusable(Capturable, Protocol):
-    """A target that can work on the tensors of an earlier one."""
+class Reusable(Protocol):
+    """A target that can work on the tensors of an earlier one.
+
+    Attributes:
+        device: The device of its tensors.
+    """
+
+    device: torch.device
 
     def shapes(self) -> tuple[Any, ...]:
         """What must be equal in both; before the prefill."""
@@ -119,7 +125,25 @@ def free_graphs(model: nn.Module) -> None:
             _sets.pop(module, None)
 
 
-def with_kept_graphs(target: Reusable, model: nn.Module, calls: Iterable[object] = ()) -> CUDAGraphTarget:
+class ReusableTarget(Reusable, Capturable, Protocol):
+    """A target whose windows are captured, and that can work on the tensors of an earlier one."""
+
+
+class UsesGraphs(Protocol):
+    """What replays graphs.
+
+    Attributes:
+        give_back: Called when it no longer uses them; before that it is called when it is freed.
+    """
+
+    give_back: Callable[[], object] | None
+
+
+AReusable = TypeVar("AReusable", bound=Reusable)
+AUser = TypeVar("AUser", bound=UsesGraphs)
+
+
+def with_kept_graphs(target: ReusableTarget, model: nn.Module, calls: Iterable[object] = ()) -> CUDAGraphTarget:
     """The target with its windows captured in CUDA graphs, which are those of an earlier decode if there are any.
 
     Args:
@@ -127,10 +151,27 @@ def with_kept_graphs(target: Reusable, model: nn.Module, calls: Iterable[object]
         model: The model that the graphs live with.
         calls: What else `read` calls: modules and functions. Graphs are kept only if the next decode calls the same.
     """
+    return use_kept_graphs(CUDAGraphTarget, target, model, calls)
+
+
+def use_kept_graphs(
+    user_of: Callable[[AReusable, GraphCache | None], AUser],
+    target: AReusable,
+    model: nn.Module,
+    calls: Iterable[object] = (),
+) -> AUser:
+    """What replays the graphs of a target, with those of an earlier decode if there are any.
+
+    Args:
+        user_of: Takes the target, and the graphs; None if they cannot be kept.
+        target: As in `with_kept_graphs`, like the others.
+        model: See there.
+        calls: See there.
+    """
     parts = parts_of(model, *calls)
     key = None if parts is None else _key(parts, target)
     if parts is None or key is None:
-        return CUDAGraphTarget(target)
+        return user_of(target, None)
     sets = KeptGraphs.of(model)
     kept = sets.take(parts, key)
     if kept is None:
@@ -143,7 +184,7 @@ def with_kept_graphs(target: Reusable, model: nn.Module, calls: Iterable[object]
         kept.stream = stream
     if kept.graphs.tensors is not None:
         target.take_over(kept.graphs.tensors)
-    user = CUDAGraphTarget(target, kept.graphs)
+    user = user_of(target, kept.graphs)
     user.give_back = give_back = finalize(user, sets.give, kept)
     give_back.atexit = False
     return user

@@ -62,11 +62,14 @@ class WindowSlots:
 def new_store(shape: Sequence[int], dtype: torch.dtype, device: torch.device, bits: int | None = None) -> Store:
     """An empty store of keys or values of `shape`, with 8 or 4 bits per number or, with None, numbers of `dtype`.
 
-    It holds zeros, because a hidden slot still counts with weight 0, and 0 times uninitialised memory may be NaN.
+    It holds zeros, because a hidden slot still counts with weight 0, and 0 times uninitialised memory may be NaN. It
+    can be written to outside of inference mode: later calls, such as those of a teacher, may take it over with its
+    graphs.
     """
     if bits is not None:
         return QuantizedStore.zeros(shape, bits, dtype, device)
-    return torch.zeros(*shape, dtype=dtype, device=device)
+    with torch.inference_mode(False):
+        return torch.zeros(*shape, dtype=dtype, device=device)
 
 
 def put_store(own: Store, new: Store, row_ids: Sequence[int], dim: int = 0, cfg_factor: int = 1) -> Store:

@@ -14,6 +14,7 @@ from mmspec.decoding.ahead import parts_ahead
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import Target
+from mmspec.sampling.mirrored import upload
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.sampler import Sampler
 
@@ -51,7 +52,9 @@ def decode_steps(
         Whether any row is still running.
     """
     positions = state.positions(count)
-    draws = state.rng.window(positions, meter.iteration(state.ids) + np.arange(count))
+    iterations = np.broadcast_to(meter.iteration(state.ids) + np.arange(count), positions.shape)
+    positions, iterations = upload([positions, iterations], state.device)
+    draws = state.rng.window(positions, iterations)
     tokens = state.last()
     ahead, opened = parts_ahead(target, drafter, sampler, state), None
     for n in range(count):
@@ -110,6 +113,8 @@ def drop_finished(
     running, rows = state.running(), len(state.ids)
     finished = rows - len(running)
     if not running or not finished:
+        return None
+    if not at_once and getattr(target, "reads_finished", False):  # see `mmspec.audio.depth.captured_depth`
         return None
     at_once = at_once or bool(getattr(sampler, "counts_all_rows", False))  # see `LatentSampler`
     if not at_once and finished * _KEPT < rows:

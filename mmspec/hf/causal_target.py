@@ -63,7 +63,7 @@ class Prompt:
         positions: Position ids int64 [axes, B, T] of the prompt; one axis for ordinary models.
         following: Position ids int64 [axes, B, N] of the tokens after the prompt; None continues from the last one.
         added: Embeddings [B, n, D] that are added to those of the first n tokens after the prompt, the last of them to
-            all later ones; or None. A target with them is not captured in CUDA graphs.
+            all later ones; or None.
     """
 
     embeds: Tensor
@@ -116,6 +116,7 @@ class CausalTarget:
         self._positions = torch.cat([positions_by_slot(p, t, length, slack) for p in prompts], dim=1)
         added = [prompt.added for prompt in prompts if prompt.added is not None]
         self._added = torch.cat(added) if added else None  # [R, n, D]
+        self._first_slots = torch.full((len(self._visible),), t, device=self.device)  # int64 [R], after the prompts
         self._cache = SlotCache(capacity)
         self._features: Tensor | None = None
         self._exit_features: Tensor | None = None  # of the last early exit
@@ -173,6 +174,7 @@ class CausalTarget:
         self._positions = self._positions[:, index]
         if self._embeds is not None:  # rows of a draft model may end before its first call
             self._embeds = self._embeds[index.to(self._embeds.device)]
+        self._first_slots = self._first_slots[index]
         if self._added is not None:
             self._added = self._added[index]
         if self._features is not None:
@@ -207,6 +209,7 @@ class CausalTarget:
                 extended(self._added, longest), extended(other._added, longest), row_ids, cfg_factor=factor
             )
         self._prompt = put_host_rows(self._prompt, other._prompt, row_ids)
+        self._first_slots = put_rows(self._first_slots, other._first_slots, row_ids, cfg_factor=factor)
         self._rows = len(self._prompt)
         if self._features is not None and other._features is not None:
             latest = self._features[:, -1:], other._features[:, -1:]
@@ -220,6 +223,9 @@ class CausalTarget:
     ) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
         embeds = self._backbone.embed(tokens)
+        if self._added is not None:
+            index = slots - self._first_slots[: len(slots), None]
+            embeds = embeds + _at(self._added, index.clamp(0, self._added.shape[1] - 1))
         self._cache.at_slots(slots, end)
         mask = self._causal_mask(slots, end, embeds.dtype)
         if early_exit is None and self._reads_fused(embeds):
@@ -243,22 +249,29 @@ class CausalTarget:
         self._visible = F.pad(self._visible, (0, more), value=True)
         last = self._positions[..., -1:].expand(*self._positions.shape[:-1], more)
         self._positions = torch.cat([self._positions, last], dim=-1)
+        if self._added is not None:
+            self._added = extended(self._added, -(-self._added.shape[1] // multiple) * multiple)
         self._cache = SlotCache(self.capacity)
 
     def shapes(self) -> tuple[Any, ...]:
         """See `mmspec.decoding.kept_graphs.Reusable`."""
         assert self._embeds is not None, "before the prefill"
-        return self._visible.shape, self._positions.shape, self._embeds.dtype, self._guided
+        added = None if self._added is None else self._added.shape
+        return self._visible.shape, self._positions.shape, self._embeds.dtype, self._guided, added
 
     def tensors(self) -> list[Tensor]:
         """See `mmspec.decoding.kept_graphs.Reusable`."""
-        return [self._visible, self._positions, *self._cache.tensors()]
+        added = [] if self._added is None else [self._added, self._first_slots]
+        return [self._visible, self._positions, *added, *self._cache.tensors()]
 
     def take_over(self, tensors: list[Tensor]) -> None:
         """See `mmspec.decoding.kept_graphs.Reusable`."""
         visible, positions, *stored = tensors
         with torch.inference_mode():  # the tensors were made in it
             self._visible, self._positions = visible.copy_(self._visible), positions.copy_(self._positions)
+            if self._added is not None:
+                added, first_slots, *stored = stored
+                self._added, self._first_slots = added.copy_(self._added), first_slots.copy_(self._first_slots)
             self._cache.take_over(stored)
 
     @property
@@ -294,13 +307,8 @@ class CausalTarget:
 
     @property
     def dispatched(self) -> bool:
-        """Whether CUDA graphs are ruled out: the model may be sharded or offloaded, or embeddings depend on places."""
-        decoder = self.module
-        if decoder is None or self._added is not None:
-            return True
-        return any(hasattr(module, "_hf_hook") for module in decoder.modules()) or any(
-            p.device != self.device for p in decoder.parameters()
-        )
+        """Whether CUDA graphs are ruled out, see `is_dispatched`."""
+        return self.module is None or is_dispatched(self.module, self.device)
 
     def prompt_padding(self) -> NDArray[np.int64]:
         return (~self._visible[:, : int(self._prompt.max())]).sum(1).cpu().numpy()
@@ -333,8 +341,7 @@ class CausalTarget:
         embeds = embed_with_prompts(self._backbone.embed, self._prompts, tokens, self.vocab_size)
         if self._added is None:
             return embeds
-        index = self._repeat(factor, at).clamp(max=self._added.shape[1] - 1)[..., None]
-        return embeds + self._added[: len(index)].gather(1, index.expand(-1, -1, self._added.shape[2]))
+        return embeds + _at(self._added, self._repeat(factor, at).clamp(max=self._added.shape[1] - 1))
 
     def _read(self, embeds: Tensor, start: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Tensor:
         """Hidden states [R, W, D] of a window that begins at slots `start`, host int64 [B]."""
@@ -418,6 +425,12 @@ class CausalTarget:
         return split_cfg(self.head(features[:, -last:]), self._cfg_factor(early_exit) == 2)
 
 
+def is_dispatched(module: nn.Module, device: torch.device) -> bool:
+    """Whether a module may be sharded or offloaded: not all of its weights stay on the device."""
+    hooked = any(hasattr(part, "_hf_hook") for part in module.modules())
+    return hooked or any(p.device != device for p in module.parameters())
+
+
 def with_cuda_graphs(target: CausalTarget) -> CausalTarget | CUDAGraphTarget:
     """The target with its windows captured in CUDA graphs, on a CUDA device and unless the model is dispatched.
 
@@ -452,6 +465,11 @@ def positions_by_slot(prompt: Prompt, slots: int, length: int, slack: int) -> Te
     before = known.new_zeros(*known.shape[:2], slots - prompt.positions.shape[-1])
     after = known[..., -1:].expand(-1, -1, slots + length + slack - before.shape[-1] - known.shape[-1])
     return torch.cat([before, known, after], dim=-1)
+
+
+def _at(embeds: Tensor, index: Tensor) -> Tensor:
+    """Embeddings [R', W, D] at places int64 [R', W] of [R, n, D], where R' is at most R."""
+    return embeds[: len(index)].gather(1, index[..., None].expand(-1, -1, embeds.shape[2]))
 
 
 def extended(embeds: Tensor, length: int) -> Tensor:

@@ -6,6 +6,7 @@ The order of operations is fixed: guidance (in float32), forbidden tokens, tempe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -115,11 +116,17 @@ class TokenSampler:
         self._any_typical_p = any(r.typical_p < 1 for r in kinds)
         self._by_width: dict[int, tuple[Tensor, ...]] = {}  # what the kernels read, by the width of a window
 
+    def with_constraint(self, constraint: Constraint | None) -> TokenSampler:
+        """A sampler of the same parameters for other sequences of the same rows, which may leave it."""
+        other = copy(self)
+        other.constraint = constraint
+        return other
+
     def select_rows(self, row_ids: Tensor) -> None:
         """Drops all rows except these (int64 [rows'])."""
         for name in _BY_ROW:
             setattr(self, name, getattr(self, name)[row_ids])
-        self._by_width.clear()
+        self._by_width = {}
         if self.constraint is not None:
             self.constraint = self.constraint.select_rows(row_ids)
 
@@ -133,7 +140,7 @@ class TokenSampler:
             setattr(self, name, getattr(self, name) or getattr(other, name))
         self._all_greedy = self._all_greedy and other._all_greedy
         self._max_k = max(self._max_k, other._max_k)
-        self._by_width.clear()
+        self._by_width = {}
 
     def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         """Samples int64 [B, W] from probabilities [B, W, V]."""

@@ -94,8 +94,8 @@ def test_samples_follow_the_target_distribution(recipe: str) -> None:
 def test_states_of_rejected_frames_that_are_kept_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken variant in which the depth decoder starts from the hidden state of a rejected frame."""
 
-    def kept(self: FrameTarget, frames: Any) -> None:
-        hidden, index = self._model.hidden(), self._on_device(frames)[..., None]
+    def kept(self: FrameTarget, frames: torch.Tensor) -> None:
+        hidden, index = self._model.hidden(), frames[..., None]
         before = self._hidden.gather(1, index.expand(hidden.shape))
         first = torch.where((before == 0).all(-1, keepdim=True), hidden, before)
         self._hidden = self._hidden.scatter(1, index.expand(hidden.shape), first)

@@ -54,7 +54,7 @@ def test_windows_match_single_tokens_of_transformers() -> None:
     past: Any = None
     own: list[Tensor] = []
     for token in (torch.tensor([[3]]), *codes.split(1, dim=1)):  # in one chunk its attention would not be causal
-        out = model.depth_decoder(token, target._hidden[:, None], past_key_values=past, use_cache=True)
+        out = model.depth_decoder(token, target.inputs[0][:, None], past_key_values=past, use_cache=True)
         past = out.past_key_values
         own.append(out.logits)
     torch.testing.assert_close(ours, torch.cat(own, dim=1))

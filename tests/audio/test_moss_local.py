@@ -18,8 +18,7 @@ from torch import Tensor
 import mmspec
 from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
-from mmspec.audio.models.moss_local import decoding
-from mmspec.audio.models.moss_local.decoding import MossLocalFrames, frame_spec
+from mmspec.audio.models.moss_local.decoding import FirstToken, MossLocalFrames, frame_spec
 from mmspec.audio.models.moss_local.model import MossLocal, read_config
 from mmspec.audio.models.moss_tts.message import MossPart
 from mmspec.audio.reference_audio import ReferenceCodes
@@ -152,8 +151,13 @@ def test_samples_follow_its_distribution(
         return float((made - expected).abs().sum() / 2)
 
     assert distance() < limit
-    real = decoding.first_token
-    monkeypatch.setattr(decoding, "first_token", lambda text, codes, s: real(text / s.temperature, codes, s))
+    real = FirstToken.__call__
+
+    def broken(first: FirstToken, prefix: Tensor, logits: Tensor) -> Tensor:
+        text, codes = logits[:, :2] / first.sampling.temperature, logits[:, 2:]
+        return real(first, prefix, torch.cat([text, codes], dim=1))
+
+    monkeypatch.setattr(FirstToken, "__call__", broken)
     assert distance() > 2 * limit
 
 

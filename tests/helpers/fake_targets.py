@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mmspec.audio.depth.depth_target import DepthTarget
+from mmspec.audio.models.moshi.decoding import MoshiDepth
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.metrics.bench.gpu.counting import Trace, fake_device, trace
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
-_KINDS = (CausalTarget, LlamaGenTarget)
+_KINDS = (CausalTarget, LlamaGenTarget, DepthTarget, MoshiDepth)
 
 
 @contextmanager

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import MaxLengthCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
@@ -68,11 +66,10 @@ class CsmDepth:
     def __init__(self, decoder: Any) -> None:
         self.vocab_size = int(decoder.config.vocab_size)
         self.codebooks = int(decoder.config.num_codebooks)
-        self._decoder = decoder
+        self.module = self._decoder = decoder
 
-    def embed(self, tokens: Tensor, books: NDArray[np.int64]) -> Tensor:
-        book = torch.from_numpy(books).to(tokens.device)
-        embeds: Tensor = self._decoder.model.embed_tokens(tokens + book * self.vocab_size)
+    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+        embeds: Tensor = self._decoder.model.embed_tokens(tokens + books * self.vocab_size)
         return embeds
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
@@ -92,9 +89,11 @@ class CsmDepth:
         normed: Tensor = model.norm(hidden)
         return normed
 
-    def head(self, hidden: Tensor, heads: NDArray[np.int64]) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
         weight = self._decoder.codebooks_head.weight
-        return by_index(hidden, heads, self.vocab_size, hidden.dtype, lambda head, own: own @ weight[head])
+        return by_index(
+            hidden, heads, self.codebooks - 1, self.vocab_size, hidden.dtype, lambda head, own: own @ weight[head]
+        )
 
 
 def generate(call: GenerateRequest, ahead: int = 0) -> Any:

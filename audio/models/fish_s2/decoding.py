@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
@@ -102,9 +101,9 @@ class FishDepth:
     def __init__(self, model: FishS2) -> None:
         self.vocab_size = model.config.codes
         self.codebooks = model.config.codebooks
-        self._model = model
+        self.module = self._model = model
 
-    def embed(self, tokens: Tensor, books: NDArray[Any]) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
         # One embedding for all codebooks: positions tell them apart.
         embeds: Tensor = self._model.fast_embeddings(tokens.clamp(0, self.vocab_size - 1))
         return embeds
@@ -115,7 +114,7 @@ class FishDepth:
         ).last_hidden_state
         return hidden
 
-    def head(self, hidden: Tensor, heads: NDArray[Any]) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
         logits: Tensor = self._model.fast_head(hidden)
         return logits
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
@@ -69,10 +67,10 @@ class HeartMuLaDepth:
     def __init__(self, model: HeartMuLa) -> None:
         self.vocab_size = model.config.audio_vocab_size
         self.codebooks = model.config.audio_num_codebooks
-        self._model = model
+        self.module = self._model = model
 
-    def embed(self, tokens: Tensor, books: NDArray[np.int64]) -> Tensor:
-        return self._model.embed_codes(tokens, torch.from_numpy(books).to(tokens.device))
+    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+        return self._model.embed_codes(tokens, books)
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         hidden: Tensor = self._model.decoder(
@@ -84,9 +82,11 @@ class HeartMuLaDepth:
         ).last_hidden_state
         return hidden
 
-    def head(self, hidden: Tensor, heads: NDArray[np.int64]) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
         weight = self._model.audio_head
-        return by_index(hidden, heads, self.vocab_size, hidden.dtype, lambda head, own: own @ weight[head])
+        return by_index(
+            hidden, heads, self.codebooks - 1, self.vocab_size, hidden.dtype, lambda head, own: own @ weight[head]
+        )
 
 
 def embed_prompt(model: HeartMuLa, prompt: SongPrompt) -> Tensor:

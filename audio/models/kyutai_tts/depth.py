@@ -86,23 +86,26 @@ class KyutaiDepth:
             part: Tensor = model.depformer_emb[code - 1](own) if code else model.depformer_text_emb(own)
             return part
 
+        # Numbers of the host: each weight is read where it is used.
+        of_steps, of_codes, count = torch.from_numpy(steps), torch.from_numpy(codes), len(model.depformer_in)
         wide = self._hidden[:, None].expand(-1, tokens.shape[1], -1)
-        x = by_index(tokens, codes, width, dtype, embed)
-        x = x + by_index(wide, steps, width, dtype, lambda step, own: model.depformer_in[step](own))
+        x = by_index(tokens, of_codes, self._codebooks, width, dtype, embed)
+        x = x + by_index(wide, of_steps, count, width, dtype, lambda step, own: model.depformer_in[step](own))
         positions, end = torch.from_numpy(slots).to(device), int(slots.max()) + 1
         self._cache.at_slots(positions, end)
         mask = additive_mask(torch.arange(end, device=device) <= positions[..., None], dtype)
         for number, layer in enumerate(model.depformer.layers):
             assert isinstance(layer, DepthLayer)
-            x = self._layer(layer, number, x, steps, mask)
-        return by_index(x, codes, model.config.card, dtype, lambda code, own: model.linears[code](own))
+            x = self._layer(layer, number, x, of_steps, mask)
+        last = self._codebooks
+        return by_index(x, of_codes, last, model.config.card, dtype, lambda code, own: model.linears[code](own))
 
-    def _layer(self, layer: DepthLayer, number: int, x: Tensor, steps: NDArray[np.int64], mask: Tensor) -> Tensor:
+    def _layer(self, layer: DepthLayer, number: int, x: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
         sizes, attention = self._model.config.depth, layer.self_attn
         assert isinstance(attention, Attention)
 
         def at_steps(modules: nn.ModuleList, x: Tensor, width: int) -> Tensor:
-            return by_index(x, steps, width, x.dtype, lambda step, own: modules[step](own))
+            return by_index(x, steps, len(modules), width, x.dtype, lambda step, own: modules[step](own))
 
         qkv = at_steps(attention.in_projs, layer.norm1(x), 3 * sizes.dim)
         attended = attend(qkv, sizes.heads, mask, self._cache, number)

@@ -15,16 +15,19 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
 
+from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.attention_masks import additive_mask
+from mmspec.decoding.target import EarlyExit
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 
@@ -59,9 +62,20 @@ class MoshiFrames:
         self._model, self._pattern, self._user_pattern, self._silence = model, pattern, user_pattern, silence
         self._column = embeds.shape[1]
         self._length = np.zeros(len(embeds), dtype=np.int64)
-        decoder = model.decoder
-        parts = Backbone(decoder.model, self._embed, decoder.lm_head, decoder.lm_head.out_features, embeds.device)
-        self._target = CausalTarget(parts, Prompt(embeds, mask, position_ids_of(mask)), None, length, 0)
+        # Not the model, to which its `generate` gives new tensors in each call: graphs are kept for the same functions.
+        head, table_of_text, tables = model.decoder.lm_head, model.decoder.model.embed_tokens, model.embed_tokens
+
+        def embed(columns: Tensor) -> Tensor:
+            """Columns int64 [B, W, 1 + 2 * codebooks], of text, codes and the user's codes, to [B, W, D]."""
+            text, *codes = columns.unbind(-1)
+            embeds: Tensor = table_of_text(text)
+            return embeds + sum(table(book) for table, book in zip(tables, codes, strict=True))
+
+        cell = (1 + 2 * self.codes,)
+        parts = Backbone(model.decoder.model, embed, head, head.out_features, embeds.device, cell)
+        target = CausalTarget(parts, Prompt(embeds, mask, position_ids_of(mask)), None, length, 0)
+        self._target = with_cuda_graphs(target)
+        self._graphs = DepthGraphs(model.depth_decoder, len(embeds))
 
     def start(self) -> Logits:
         return self._target.prefill()
@@ -74,8 +88,8 @@ class MoshiFrames:
         self._length, self._column = self._length + 1, self._column + 1
         return logits
 
-    def depth(self, first: Tensor, start: int, window: int) -> MoshiDepth:
-        return MoshiDepth(self._model.depth_decoder, self.hidden(), first, start, window)
+    def depth(self, first: Tensor, start: int, window: int) -> MoshiDepth | CapturedDepth:
+        return self._graphs.of(MoshiDepth(self._model.depth_decoder, self.hidden(), first, start, window))
 
     def hidden(self) -> Tensor:
         """The last hidden state [B, D]."""
@@ -87,15 +101,9 @@ class MoshiFrames:
         self._pattern, self._user_pattern = self._pattern[row_ids], self._user_pattern[row_ids]
         self._silence = self._silence[row_ids]
 
-    def _embed(self, columns: Tensor) -> Tensor:
-        """The embeddings [B, W, D] of columns int64 [B, W, 1 + 2 * codebooks]: text, codes, and the user's codes."""
-        text, *codes = columns.unbind(-1)
-        embeds: Tensor = self._model.decoder.model.embed_tokens(text)
-        return embeds + sum(embed(book) for embed, book in zip(self._model.embed_tokens, codes, strict=True))
-
 
 class MoshiDepth:
-    """The depth decoder as a target of the codes of one frame.
+    """The depth decoder as a target of the codes of one frame: a `mmspec.audio.depth.captured_depth.CapturableDepth`.
 
     Every codebook has its own weights, so that rows at different positions could not share a call. A call therefore
     reads the whole frame, which has few tokens; the causal mask hides the codes after a position.
@@ -106,43 +114,92 @@ class MoshiDepth:
         first: int64 [B, 1], the text token.
         start: The position of the first code.
         window: How far a window may reach past the end.
+
+    Attributes:
+        start: The position of the first code.
+        prompt_slots: Slots that the prefill reads.
+        inputs: What a frame begins with, by row: the hidden state and the text token.
     """
+
+    prompt_slots = 1
+    cfg_factor = 1
 
     def __init__(self, decoder: Any, hidden: Tensor, first: Tensor, start: int, window: int) -> None:
         self.vocab_size = int(decoder.config.audio_vocab_size)
         self.device = hidden.device
-        self._decoder, self._hidden, self._first, self._start = decoder, hidden, first, start
+        self.start = start
+        self.inputs = [hidden, first]
+        self._decoder, self._window = decoder, window
         self._codebooks = int(decoder.config.num_codebooks)
         self._codes = torch.zeros(len(first), self._codebooks + window + 1, dtype=torch.int64, device=hidden.device)
 
     def prefill(self) -> Logits:
-        return Logits(self._read()[:, :1], None)
+        return Logits(self._whole()[0][:, :1], None)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        slots = on_device(at[:, None] + (1 - self.start) + np.arange(tokens.shape[1]), self.device)
+        return Logits(self.read(tokens, slots, self.capacity)[0], None)
+
+    def read(
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `mmspec.decoding.cuda_graphs.Capturable.read`; slot 1 holds the first code."""
         # Tokens of the previous frame, with which a window may begin, go to the unused slot 0.
-        slots = torch.from_numpy((at[:, None] - self._start + 1 + np.arange(tokens.shape[1])).clip(0)).to(self.device)
+        slots = slots.clamp(min=0)
         self._codes.scatter_(1, slots, tokens)
-        logits, following = self._read(), slots.clamp(max=self._codebooks - 1)
-        return Logits(logits.gather(1, following[..., None].expand(-1, -1, self.vocab_size)), None)
+        (logits, hidden), following = self._whole(), slots.clamp(max=self._codebooks - 1)[..., None]
+        return (
+            logits.gather(1, following.expand(-1, -1, self.vocab_size)),
+            hidden.gather(1, following.expand(-1, -1, hidden.shape[2])),
+        )
 
     def select_rows(self, row_ids: list[int]) -> None:
-        self._hidden, self._first, self._codes = self._hidden[row_ids], self._first[row_ids], self._codes[row_ids]
+        self.inputs = [each[row_ids] for each in self.inputs]
+        self._codes = self._codes[row_ids]
 
-    def _read(self) -> Tensor:
-        """The logits [B, codebooks, V] of the whole frame.
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(self._codes)
+
+    @property
+    def capacity(self) -> int:
+        """Slots per row."""
+        return self._codes.shape[1]
+
+    def with_rows(self, rows: int) -> MoshiDepth:
+        """A target of as many rows, whose inputs are zeros."""
+        hidden, first = (each.new_zeros(rows, *each.shape[1:]) for each in self.inputs)
+        return MoshiDepth(self._decoder, hidden, first, self.start, self._window)
+
+    def shapes(self) -> tuple[Any, ...]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        return self._codes.shape, *((each.shape, each.dtype) for each in self.inputs)
+
+    def tensors(self) -> list[Tensor]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        return [*self.inputs, self._codes]
+
+    def take_over(self, tensors: list[Tensor]) -> None:
+        """See `mmspec.decoding.kept_graphs.Reusable`; the inputs are those of an earlier frame until others come."""
+        *self.inputs, self._codes = tensors
+
+    def _whole(self) -> tuple[Tensor, Tensor]:
+        """The logits [B, codebooks, V] and hidden states [B, codebooks, H] of the whole frame.
 
         transformers' own forward attends without a causal mask if none is given.
         """
         decoder, index = self._decoder, torch.arange(self._codebooks, device=self.device)
+        of_frame, first = self.inputs
         books = [embed(self._codes[:, j + 1]) for j, embed in enumerate(decoder.embed_tokens)]
-        hidden = torch.stack([decoder.text_embed_tokens(self._first[:, 0]), *books], dim=1)
-        hidden = hidden + decoder.input_projections(self._hidden[:, None].expand(-1, len(index), -1), index)
+        hidden = torch.stack([decoder.text_embed_tokens(first[:, 0]), *books], dim=1)
+        hidden = hidden + decoder.input_projections(of_frame[:, None].expand(-1, len(index), -1), index)
         bias = additive_mask((index <= index[:, None])[None], hidden.dtype)
         for layer in decoder.layers:
             hidden = layer(
                 hidden, attention_mask=bias, position_ids=index[None], past_key_values=None, codebook_idx=index
             )
-        return decoder.lm_heads(hidden, index)
+        return decoder.lm_heads(hidden, index), hidden
 
 
 def generate(call: GenerateRequest) -> Any:

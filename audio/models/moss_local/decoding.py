@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
@@ -56,37 +56,40 @@ class MossLocalFrames(DepthFrames):
         mask = torch.arange(longest, device=model.device) >= longest - lengths
 
         def head(hidden: Tensor) -> Tensor:
-            return first_token(*model.first_logits(hidden), sampling)
+            return torch.cat(model.first_logits(hidden), dim=-1)
 
         parts = Backbone(model.transformer, model.embed_frames, head, config.codes + 1, model.device)
         with torch.inference_mode():
             prompt = Prompt(model.embed(text, codes), mask, position_ids_of(mask))
-        super().__init__(parts, MossLocalDepth(model), prompt, length, slack)
-        self._sampling = sampling
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: also, their first codes are sampled with the same parameters."""
-        return isinstance(other, MossLocalFrames) and other._sampling == self._sampling and super().can_join(other)
+        super().__init__(parts, MossLocalDepth(model), prompt, length, slack, [FirstToken(sampling)])
 
 
-def first_token(text: Tensor, codes: Tensor, sampling: SamplingParams) -> Tensor:
-    """Log-probabilities [..., 1 + V] of the first code, and the end after them.
+@dataclass(frozen=True)
+class FirstToken:
+    """How first tokens are sampled: a logits processor whose logits are those of the final distribution.
 
-    Args:
-        text: Logits [..., 2] of "another frame" and "the end".
-        codes: Logits [..., V] of the first code.
+    Attributes:
         sampling: Sampling parameters of the code.
     """
-    flat = codes.flatten(0, -2)[None].float()
-    sampler = TokenSampler([sampling], None, codes.device)
-    q = sampler(Logits(flat, None), np.zeros(flat.shape[:2], dtype=np.int64))
-    of_codes = q.log().view(codes.shape)
-    if sampling.temperature == 0:
-        ends = text[..., 1:] > text[..., :1]
-        choice = torch.where(torch.cat([~ends, ends], dim=-1), 0.0, -torch.inf)
-    else:
-        choice = text.float().log_softmax(-1)
-    return torch.cat([choice[..., :1] + of_codes, choice[..., 1:]], dim=-1)
+
+    sampling: SamplingParams
+
+    def __call__(self, prefix: Tensor, logits: Tensor) -> Tensor:
+        """Log-probabilities [n, V + 1] of the first code, and the end after them.
+
+        Args:
+            prefix: Not used.
+            logits: [n, 2 + V], of "another frame" and "the end", then of the first code.
+        """
+        text, codes = logits[:, :2], logits[None, :, 2:]
+        sampler = TokenSampler([self.sampling], None, logits.device)
+        of_codes = sampler(Logits(codes, None), np.zeros(codes.shape[:2], dtype=np.int64))[0].log()
+        if self.sampling.temperature == 0:
+            ends = text[:, 1:] > text[:, :1]
+            choice = torch.where(torch.cat([~ends, ends], dim=-1), 0.0, -torch.inf)
+        else:
+            choice = text.log_softmax(-1)
+        return torch.cat([choice[:, :1] + of_codes, choice[:, 1:]], dim=-1)
 
 
 class MossLocalDepth:
@@ -99,20 +102,24 @@ class MossLocalDepth:
     def __init__(self, model: MossLocal) -> None:
         self.vocab_size = model.config.codes
         self.codebooks = model.config.codebooks
-        self._model = model
+        self.module = self._model = model
 
-    def embed(self, tokens: Tensor, books: NDArray[np.int64]) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
         model, tokens = self._model, tokens.clamp(max=self.vocab_size - 1)
         table = model.table(0)
-        return by_index(tokens, books, table.shape[1], table.dtype, lambda book, own: model.table(book)[own])
+        return by_index(
+            tokens, books, self.codebooks, table.shape[1], table.dtype, lambda book, own: model.table(book)[own]
+        )
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         hidden: Tensor = self._model.local_transformer(embeds, mask, positions, cache)
         return hidden
 
-    def head(self, hidden: Tensor, heads: NDArray[np.int64]) -> Tensor:
-        table = self._model.table
-        return by_index(hidden, heads, self.vocab_size, hidden.dtype, lambda head, own: F.linear(own, table(head + 1)))
+    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
+        def logits(head: int, own: Tensor) -> Tensor:
+            return F.linear(own, self._model.table(head + 1))
+
+        return by_index(hidden, heads, self.codebooks - 1, self.vocab_size, hidden.dtype, logits)
 
 
 def frame_ends(model: MossLocal) -> Any:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Self
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
 from mmspec.audio.depth.depth_target import DepthDecoder, DepthTarget, by_index
 from mmspec.audio.models.moss_local_v1.model import MossLocalV1
+from mmspec.decoding.target import EarlyExit
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -49,14 +49,13 @@ class LocalV1Frames(DepthFrames):
         penalty: float,
     ) -> None:
         config, books = model.config, prompts[0][1].shape[1]
-        ids = torch.tensor([config.slot, config.end], device=model.device)
 
         def embed(frames: Tensor) -> Tensor:
-            return model.embed(ids[frames[..., 0].clamp(max=END)], frames[..., 1:].clamp(max=config.codes))
+            return model.embed(model.decision_ids(frames[..., 0]), frames[..., 1:].clamp(max=model.config.codes))
 
         def head(hidden: Tensor) -> Tensor:
             scores = (model.decision(hidden).float() / TEXT_TEMPERATURE).log_softmax(-1)
-            return F.pad(scores, (0, config.codes - scores.shape[-1]), value=-torch.inf)
+            return F.pad(scores, (0, model.config.codes - scores.shape[-1]), value=-torch.inf)
 
         parts = Backbone(model.model.language_model, embed, head, config.codes, model.device)
         with torch.inference_mode():
@@ -72,8 +71,7 @@ class LocalV1Frames(DepthFrames):
         self._seen = self._seen.scatter(2, frame[:, 1:, None].clamp(max=self.vocab_size - 1), True)
         return super().step(frame)
 
-    def depth(self, first: Tensor, start: int, window: int) -> DepthTarget:
-        hidden = self._target.features()[:, -1]
+    def _depth(self, hidden: Tensor, first: Tensor, start: int, window: int) -> DepthTarget:
         return PenalizedDepth(self._decoder, hidden, first, start, window, self._seen, self._penalty)
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -115,16 +113,31 @@ class PenalizedDepth(DepthTarget):
         penalty: float,
     ) -> None:
         super().__init__(decoder, hidden, first, start, window)
-        self._seen, self._penalty = seen, penalty
+        self.inputs.append(seen)
+        self._penalty = penalty
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        super().select_rows(row_ids)
-        self._seen = self._seen[row_ids]
+    def read(
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+    ) -> tuple[Tensor, Tensor]:
+        z, features = super().read(tokens, slots, end)
+        seen = self.inputs[2]
+        books = (slots - 1).clamp(0, seen.shape[1] - 1)
+        return penalized(z.float(), seen.gather(1, books[..., None].expand_as(z)), self._penalty), features
 
-    def _read(self, embeds: Tensor, slots: NDArray[np.int64], last: int = 0) -> Logits:
-        z = super()._read(embeds, slots, last).cond.float()
-        books = torch.from_numpy((slots[:, -last:] - 1).clip(0, self._seen.shape[1] - 1)).to(self.device)
-        return Logits(penalized(z, self._seen.gather(1, books[..., None].expand_as(z)), self._penalty), None)
+    def with_rows(self, rows: int) -> Self:
+        hidden, first, seen = self.inputs
+        return type(self)(
+            self._decoder,
+            hidden.new_zeros(rows, hidden.shape[1]),
+            first.new_zeros(rows, 1),
+            self.start,
+            self._window,
+            seen.new_zeros(rows, *seen.shape[1:]),
+            self._penalty,
+        )
+
+    def shapes(self) -> tuple[Any, ...]:
+        return *super().shapes(), self._penalty
 
 
 def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -143,26 +156,33 @@ class LocalV1Depth:
     def __init__(self, model: MossLocalV1, codes: int) -> None:
         self.vocab_size = model.config.codes
         self.codebooks = 1 + codes
-        self._model = model
-        self._ids = torch.tensor([model.config.slot, model.config.end], device=model.device)
+        self.module = self._model = model
 
-    def embed(self, tokens: Tensor, books: NDArray[np.int64]) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
         model = self._model
 
         def one(book: int, own: Tensor) -> Tensor:
-            return model.table(book)[own if book else self._ids[own.clamp(max=END)]]
+            return model.table(book)[own if book else model.decision_ids(own)]
 
         table = model.table(0)
-        return by_index(tokens.clamp(max=self.vocab_size - 1), books, table.shape[1], table.dtype, one)
+        tokens = tokens.clamp(max=self.vocab_size - 1)
+        return by_index(tokens, books, self.codebooks, table.shape[1], table.dtype, one)
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         x = self._model.speech_embedding_to_local_mlp(embeds)
         hidden: Tensor = self._model.local_transformer(x, mask, cache)
         return hidden
 
-    def head(self, hidden: Tensor, heads: NDArray[np.int64]) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
         model = self._model
-        return by_index(hidden, heads, self.vocab_size, hidden.dtype, lambda head, own: model.logits(own, head + 1))
+        return by_index(
+            hidden,
+            heads,
+            self.codebooks - 1,
+            self.vocab_size,
+            hidden.dtype,
+            lambda head, own: model.logits(own, head + 1),
+        )
 
 
 def frame_ends(frames: Tensor) -> Tensor:

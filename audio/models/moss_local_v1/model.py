@@ -180,6 +180,10 @@ class MossLocalV1(nn.Module):
         assert isinstance(table, nn.Embedding)
         return table.weight
 
+    def decision_ids(self, decisions: Tensor) -> Tensor:
+        """Decisions int64 [...], 0 for "a frame", as text ids; others are "the end"."""
+        return torch.where(decisions == 0, self.config.slot, self.config.end)
+
     def embed(self, text: Tensor, codes: Tensor) -> Tensor:
         """Embeddings [..., D] of text ids int64 [...] and codes int64 [..., k] of the first k codebooks."""
         embeds = self.table(0)[text]
@@ -192,7 +196,8 @@ class MossLocalV1(nn.Module):
         channel 0, else [..., codes]."""
         config, head = self.config, self.lm_heads[channel]
         assert isinstance(head, nn.Linear)
-        rows = head.weight[: config.codes] if channel else head.weight[[config.slot, config.end]]
+        weight = head.weight
+        rows = weight[: config.codes] if channel else torch.stack([weight[config.slot], weight[config.end]])
         normed = self.layer_norm_before_lm_heads[channel](self.local_to_speech_embedding_mlps[channel](hidden))
         return F.linear(normed, rows)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
@@ -50,21 +49,13 @@ class Qwen3OmniDepth:
     def __init__(self, talker: Any) -> None:
         self.vocab_size = int(talker.code_predictor.config.vocab_size)
         self.codebooks = int(talker.config.num_code_groups)
-        self._talker = talker
+        self.module = self._talker = talker
 
-    def embed(self, tokens: Tensor, books: NDArray[np.int64]) -> Tensor:
-        first, tables = self._talker.get_input_embeddings(), self._talker.code_predictor.get_input_embeddings()
-
-        def embed(book: int, own: Tensor) -> Tensor:
-            codes: Tensor = tables[book - 1](own.clamp(max=self.vocab_size - 1)) if book else first(own)
-            return codes
-
-        return by_index(tokens, books, first.embedding_dim, first.weight.dtype, embed)
-
-    def embed_frames(self, frames: Tensor) -> Tensor:
-        """Frames int64 [B, n, K] to embeddings [B, n, D]: the sum of those of their codes."""
-        books = np.tile(np.arange(self.codebooks), (len(frames) * frames.shape[1], 1))
-        return self.embed(frames.flatten(0, 1), books).sum(1).unflatten(0, frames.shape[:2])
+    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+        first = self._talker.get_input_embeddings()
+        return by_index(
+            tokens, books, self.codebooks, first.embedding_dim, first.weight.dtype, partial(embed_code, self._talker)
+        )
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         hidden: Tensor = self._talker.code_predictor.model(
@@ -72,9 +63,23 @@ class Qwen3OmniDepth:
         ).last_hidden_state
         return hidden
 
-    def head(self, hidden: Tensor, heads: NDArray[np.int64]) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
         lm_head = self._talker.code_predictor.lm_head
-        return by_index(hidden, heads, self.vocab_size, hidden.dtype, lambda head, own: lm_head[head](own))
+        return by_index(
+            hidden, heads, self.codebooks - 1, self.vocab_size, hidden.dtype, lambda head, own: lm_head[head](own)
+        )
+
+
+def embed_code(talker: Any, book: int, codes: Tensor) -> Tensor:
+    """Codes int64 [...] of codebook `book`, 0 to K - 1, to embeddings [..., D]; larger ids count as the last."""
+    predictor = talker.code_predictor
+    embeds: Tensor
+    if book:
+        last = predictor.config.vocab_size - 1
+        embeds = predictor.get_input_embeddings()[book - 1](codes.clamp(max=last))
+    else:
+        embeds = talker.get_input_embeddings()(codes)
+    return embeds
 
 
 def talker_frames(
@@ -89,9 +94,14 @@ def talker_frames(
         slack: How many frames a window may reach past the end.
         processors: See `mmspec.audio.depth.depth_frames.DepthFrames`.
     """
-    depth, head = Qwen3OmniDepth(talker), talker.codec_head
-    parts = Backbone(talker.model, depth.embed_frames, head, head.out_features, prompt.embeds.device)
-    return DepthFrames(parts, depth, prompt, length, slack, processors)
+    head = talker.codec_head
+
+    def embed_frames(frames: Tensor) -> Tensor:
+        books = enumerate(frames.unbind(-1))
+        return torch.stack([embed_code(talker, book, codes) for book, codes in books], dim=-2).sum(-2)
+
+    parts = Backbone(talker.model, embed_frames, head, head.out_features, prompt.embeds.device)
+    return DepthFrames(parts, Qwen3OmniDepth(talker), prompt, length, slack, processors)
 
 
 def generate(call: GenerateRequest, ahead: int = 0) -> Any:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_length
@@ -64,15 +62,16 @@ class Qwen3TTSDepth:
     def __init__(self, model: Qwen3TTS) -> None:
         self.vocab_size = int(model.config.predictor.vocab_size)
         self.codebooks = model.config.codebooks
+        self.module = model.talker
         self._model = model
 
-    def embed(self, tokens: Tensor, books: NDArray[np.int64]) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
         model = self._model
 
         def embed(book: int, own: Tensor) -> Tensor:
             return model.embed_code(book, own) if book else model.embed_first(model.first_ids(own))
 
-        return by_index(tokens, books, int(model.config.talker.hidden_size), model.dtype, embed)
+        return by_index(tokens, books, self.codebooks, int(model.config.talker.hidden_size), model.dtype, embed)
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         predictor = self._model.talker.code_predictor
@@ -85,9 +84,11 @@ class Qwen3TTSDepth:
         ).last_hidden_state
         return hidden
 
-    def head(self, hidden: Tensor, heads: NDArray[np.int64]) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
         lm_head = self._model.talker.code_predictor.lm_head
-        return by_index(hidden, heads, self.vocab_size, hidden.dtype, lambda head, own: lm_head[head](own))
+        return by_index(
+            hidden, heads, self.codebooks - 1, self.vocab_size, hidden.dtype, lambda head, own: lm_head[head](own)
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,192 @@
+"""The codes of frames by captured calls: CUDA graphs of a depth decoder that serve all frames, and live with the model.
+
+A frame is a decode of its own, of as many tokens as it has codes. Its calls are all alike but for what they begin with,
+the hidden state of the backbone and the first code: each frame copies these to where the graphs read them. The slots of
+a window are numbers on the device, so that one graph per width of a window serves every place in a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mmspec.audio.depth.depth_target import before_codes
+from mmspec.decoding.cuda_graphs import GraphCache, use_cuda_graphs
+from mmspec.decoding.kept_graphs import Reusable, use_kept_graphs
+from mmspec.decoding.target import EarlyExit, Target
+from mmspec.hf.causal_target import is_dispatched
+from mmspec.sampling.logits import Logits, split_cfg
+from mmspec.sampling.mirrored import on_device
+
+
+class CapturableDepth(Target, Reusable, Protocol):
+    """A target of the codes of one frame with a `read` that can be captured.
+
+    Attributes:
+        start: The position of the first token that `forward` reads after the slots of the prefill.
+        prompt_slots: Slots that the prefill reads, the first ones; position `start + i` has slot `prompt_slots + i`.
+        inputs: What a frame begins with, tensors by row.
+    """
+
+    start: int
+    prompt_slots: int
+    inputs: list[Tensor]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows, B."""
+        ...
+
+    @property
+    def cfg_factor(self) -> int:
+        """Cache rows per row of the batch: 2 with guidance, else 1."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Slots per row."""
+        ...
+
+    def read(
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `mmspec.decoding.cuda_graphs.Capturable.read`; tokens in the slots of the prefill are not used."""
+        ...
+
+    def with_rows(self, rows: int) -> Self:
+        """A target of as many rows, whose inputs are zeros."""
+        ...
+
+
+Frame = TypeVar("Frame", bound=CapturableDepth)
+
+
+class DepthGraphs:
+    """Where a decode gets the targets of its frames from: captured ones on a CUDA device, else the frames' own.
+
+    Args:
+        module: The depth decoder, with which the graphs live.
+        rows: The most rows of a frame, as a rule; a frame of fewer rows uses calls of as many.
+    """
+
+    def __init__(self, module: nn.Module, rows: int) -> None:
+        self._module, self._rows = module, rows
+        self._captured: CapturedDepth | None = None
+
+    def of(self, frame: Frame) -> Frame | CapturedDepth:
+        """A target that reads what `frame` would; the one of the frame before must not be used any more."""
+        if not use_cuda_graphs(frame.device) or is_dispatched(self._module, frame.device):
+            return frame
+        own, self._rows = self._captured, max(self._rows, frame.rows)
+        if own is None or not own.fits(frame):
+            self._captured = None  # it gives its graphs back
+            own = self._captured = use_kept_graphs(CapturedDepth, frame.with_rows(self._rows), self._module)
+        return own.begin(frame)
+
+
+class CapturedDepth:
+    """The codes of frames, one after another, by captured calls.
+
+    It is a `mmspec.decoding.target.Target` and a `mmspec.decoding.ahead.ReadsAhead`.
+
+    Args:
+        target: Has as many rows as any frame.
+        graphs: The graphs that are kept for later decodes, whose tensors become those of `target` if there are any;
+            None for graphs of this decode alone.
+
+    Attributes:
+        give_back: See `mmspec.decoding.kept_graphs.UsesGraphs`.
+        reads_finished: Its calls read rows that have ended as well: dropping them would only take time.
+    """
+
+    give_back: Callable[[], object] | None = None
+    reads_ahead = True
+    reads_finished = True
+
+    def __init__(self, target: CapturableDepth, graphs: GraphCache | None) -> None:
+        self.vocab_size, self.device = target.vocab_size, target.device
+        self._target, self._graphs = target, graphs or GraphCache()
+        self._places = torch.arange(target.capacity, device=target.device)
+        self._start = target.start
+        self._rows: list[int] = []  # of the target, those of the frame that are running
+        self._index: slice | Tensor = slice(0)  # the same
+
+    def fits(self, frame: CapturableDepth) -> bool:
+        """Whether a frame can be read."""
+        target = self._target
+        same = (target.capacity, target.cfg_factor) == (frame.capacity, frame.cfg_factor)
+        return same and frame.rows <= target.rows
+
+    def begin(self, frame: CapturableDepth) -> Self:
+        """Begins with what another target would begin with; the rows of its frame are the first ones."""
+        count, rows = frame.rows, self._target.rows
+        with torch.inference_mode():  # in which tensors of an earlier decode were made
+            for own, new in zip(self._target.inputs, frame.inputs, strict=True):
+                own.unflatten(0, (-1, rows))[:, :count].copy_(new.unflatten(0, (-1, count)))
+        self._start, self._rows, self._index = frame.start, list(range(count)), slice(count)
+        return self
+
+    def prefill(self) -> Logits:
+        count = self._target.prompt_slots
+        return self._read(None, self._slots(0, count), first=count - 1)
+
+    def whole(self, frame: Tensor) -> Logits:
+        """See `mmspec.audio.depth.depth_target.DepthTarget.whole`."""
+        return self._read(before_codes(frame), self._slots(0, frame.shape[1]), first=1)
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        return self.forward_ahead(tokens, at)
+
+    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None) -> Logits:
+        """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
+        first, width = self._target.prompt_slots - self._start, tokens.shape[1]
+        slot = int(at[0]) + first
+        if getattr(at, "mirror", None) is None and slot >= 0 and (at == at[0]).all():  # a step of all rows
+            slots = self._slots(slot, width)
+        else:
+            slots = on_device(at, self.device)[:, None] + torch.arange(first, first + width, device=self.device)
+        return self._read(tokens, slots, into=into)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        # The other rows are read as well, until the next frame.
+        self._rows = [self._rows[row] for row in row_ids]
+        self._index = on_device(np.array(self._rows), self.device)
+
+    def _slots(self, first: int, count: int) -> Tensor:
+        """The slots from `first` on, int64 [B, count]."""
+        return self._places[first : first + count].expand(len(self._rows), count)
+
+    def _read(self, tokens: Tensor | None, slots: Tensor, first: int = 0, into: Tensor | None = None) -> Logits:
+        """The logits [B, W - first, V] of a window.
+
+        Args:
+            tokens: int64 [B, W]; None if the slots are those of the prefill.
+            slots: int64 [B, W].
+            first: The first token of the window whose logits are needed.
+            into: See `mmspec.decoding.ahead.ReadsAhead`.
+        """
+        target, index, width = self._target, self._index, slots.shape[1]
+        rows = target.rows * target.cfg_factor
+        with torch.inference_mode():  # see `begin`; what is returned is a copy
+            # A call that cannot be captured runs in the same way.
+            call = self._graphs.call(target.read, rows, width, target.capacity, self.device)
+            if call is None:
+                own = torch.zeros(2, rows, width, dtype=torch.int64, device=self.device)
+                inputs = own[0], own[1]
+            else:
+                inputs = call.tokens, call.slots
+            for buffer, new in zip(inputs, (tokens, slots), strict=True):
+                if new is not None:
+                    buffer.unflatten(0, (-1, target.rows))[:, index] = new
+            out = target.read(*inputs, target.capacity)[0] if call is None else call(target.read)[0]
+            if self._graphs.tensors is None:
+                self._graphs.tensors = target.tensors()
+        found = out.unflatten(0, (-1, target.rows))[:, index, first:].flatten(0, 1)
+        # The next call overwrites what this one returns.
+        found = into.copy_(found) if into is not None else found.clone() if isinstance(index, slice) else found
+        return split_cfg(found, target.cfg_factor == 2)

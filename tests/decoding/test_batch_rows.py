@@ -1,0 +1,29 @@
+"""Tokens of rows whose order in the batch is not that of the request."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.layout import Layout
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("append", [True, False])
+def test_rows_write_to_their_own_places(append: bool) -> None:
+    """Row 0 has left, and a row that joins has its number: the batch has rows 1 and 0, with a token each."""
+    state, other = BatchState([0, 1], Layout(6), 2, CPU), BatchState([5], Layout(6), 2, CPU)
+    state.append(torch.tensor([[1], [2]]))
+    state.select_rows([1])
+    other.append(torch.tensor([[7]]))
+    state.join(other, state.places(1))
+    assert state.ids.tolist() == [1, 0] and state.length.tolist() == [1, 1]
+    assert state.last().tolist() == [[2], [7]]
+    if append:
+        state.append(torch.tensor([[20], [70]]))
+    else:
+        state.commit(torch.tensor([[20, 21], [70, 71]]), np.array([0, 0]))
+    assert [state.tokens(row).tolist() for row in (1, 0)] == [[2, 20], [7, 70]]
