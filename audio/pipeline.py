@@ -34,7 +34,7 @@ from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
-from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
 
@@ -216,7 +216,7 @@ class SpeechPipeline:
                 default.
             typical_p: Keeps the tokens with the most typical information up to this total probability, 1 all; None
                 is the model's default.
-            guidance_scale: Classifier-free guidance, 1 is off; None is the model's default.
+            guidance_scale: Classifier-free guidance, 1 and below is off; None is the model's default.
             batch_size: Parts to decode at a time, at most; None is the number of texts, but at least 8. The audio does
                 not depend on it.
             pause: Seconds of silence after each sentence at which a text was split, in addition to the model's own.
@@ -398,7 +398,8 @@ class SpeechPipeline:
         guidance_scale: float | None = None,
     ) -> SamplingParams:
         own = self.adapter.sampling
-        if guidance_scale not in (None, 1) and not self.adapter.guided:
+        scale = guidance_of_call(own.guidance_scale if guidance_scale is None else guidance_scale)
+        if scale != 1 and not self.adapter.guided:
             raise ArgumentError(f"guidance_scale={guidance_scale} is not possible: this model has no guidance")
         for name, value in (("min_p", min_p), ("typical_p", typical_p)):
             if value is not None and not getattr(self.adapter, "takes_min_p", False):
@@ -408,7 +409,7 @@ class SpeechPipeline:
             temperature=own.temperature if temperature is None else temperature,
             top_k=own.top_k if top_k is None else top_k,
             top_p=own.top_p if top_p is None else top_p,
-            guidance_scale=own.guidance_scale if guidance_scale is None else guidance_scale,
+            guidance_scale=scale,
             min_p=own.min_p if min_p is None else min_p,
             typical_p=own.typical_p if typical_p is None else typical_p,
         )

@@ -50,7 +50,7 @@ class Generator:
         temperature: As in a call of the pipeline, like the next three.
         top_k: Keeps the k most likely tokens, 0 all.
         top_p: Keeps the most likely tokens of this total probability.
-        guidance_scale: Classifier-free guidance, 1 is off.
+        guidance_scale: Classifier-free guidance, 1 and below is off.
         tokenizer: As in `mmspec.load`, like the rest.
         config: Options of the model.
         drafter: A trained drafter.

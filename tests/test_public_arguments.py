@@ -143,11 +143,24 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_seeds_and_generators() -> None:
-    for seed in ("1", 1.5, [[1], [1, 2]], {}, [None], True, object()):
+    for seed in ("1", 1.5, [[1], [1, 2]], {}, [None], True, object(), -2, [-2], np.int64(-7)):
         refused("seed", lambda seed=seed: row_seeds(seed, 1))
     for generator in (3, "x", [3], [], object(), [None]):
         refused("generator", lambda generator=generator: row_seeds(None, 1, generator))
     assert row_seeds(2**70, 2) == [2**70, 2**70 + 1]
+
+
+def test_a_seed_of_minus_1_is_a_random_one() -> None:
+    """As in vLLM and llama.cpp; the rows of a call follow each other, so that its first seed repeats it."""
+    (first, second), (again, _) = row_seeds(-1, 2), row_seeds(-1, 2)
+    assert second == first + 1 and first != again and min(first, again) >= 0
+    seven, some, other = row_seeds([7, -1, -1], 3)
+    assert seven == 7 and some != other and min(some, other) >= 0
+    generator = torch.Generator().manual_seed(3)
+    assert row_seeds(-1, 1, generator) == row_seeds(None, 1, generator.manual_seed(3))
+    for pipe, prompt in ((mmspec.load("shapes"), "a red circle"), (mmspec.load("spoken"), "one")):
+        request = pipe.read_request(prompt, {"seed": -1}, parse("plain"))
+        assert request.seed == request.rows[0].seed >= 0
 
 
 def test_recipes() -> None:

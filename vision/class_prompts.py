@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mmspec.arguments import text_list
+from mmspec.arguments import shown, text_list
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.vision.llamagen.conditioning import read_labels
 
@@ -23,16 +23,17 @@ def read_classes(
 
     Raises:
         ArgumentError: If not exactly one of both is given, or an id is not a class.
-        PromptError: If a prompt is not a number.
+        PromptError: If a prompt is not the number of a class.
     """
     if (prompt is None) == (class_labels is None):
         raise ArgumentError("exactly one of prompt and class_labels is needed")
     if prompt is not None:
-        texts = text_list("prompt", prompt)
-        if not all(text.strip().isdecimal() for text in texts):
-            raise PromptError(f"prompt={texts} is not allowed; give numbers of classes, 0 to {count - 1}")
+        texts = [text.strip() for text in text_list("prompt", prompt)]
+        # The length, as Python refuses to read numbers of thousands of digits.
+        if not all(text.isdecimal() and len(text) < 10 and int(text) < count for text in texts):
+            raise PromptError(f"prompt={shown(texts)} is not allowed; give numbers of classes, 0 to {count - 1}")
         class_labels = [int(text) for text in texts]
     labels = read_labels(class_labels)
     if not len(labels) or labels.is_floating_point() or bool(((labels < 0) | (labels >= count)).any()):
-        raise ArgumentError(f"class_labels={labels.tolist()} is not allowed; give class ids, 0 to {count - 1}")
+        raise ArgumentError(f"class_labels={shown(labels.tolist())} is not allowed; give class ids, 0 to {count - 1}")
     return labels

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.arguments import check_callback, check_integer
+from mmspec.arguments import check_callback, check_flag, check_integer
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
 from mmspec.output import Output
@@ -39,7 +39,15 @@ class ImageOutput(Output):
     stats: Stats
 
 
-def check_call(name: str, count: int, output_type: str, on_step: Any, callback_on_step_end: Any = None) -> None:
+def check_call(
+    name: str,
+    count: int,
+    output_type: str,
+    on_step: Any,
+    callback_on_step_end: Any = None,
+    return_dict: bool = True,
+    measure_entropy: bool = False,
+) -> None:
     """Checks the arguments that the calls of all image and video pipelines have.
 
     Args:
@@ -48,15 +56,19 @@ def check_call(name: str, count: int, output_type: str, on_step: Any, callback_o
         output_type: As in a call.
         on_step: As in a call.
         callback_on_step_end: As in a call.
+        return_dict: As in a call.
+        measure_entropy: As in a call.
 
     Raises:
-        ArgumentError: If the count is not an integer of 1 or more, there is no such output type, or a callback is not
-            a function.
+        ArgumentError: If the count is not an integer of 1 or more, there is no such output type, a callback is not a
+            function, or a flag is neither True nor False.
     """
     check_integer(name, count, 1, MAX_IMAGES)
     check_output_type(output_type)
     check_callback("on_step", on_step)
     check_callback("callback_on_step_end", callback_on_step_end)
+    check_flag("return_dict", return_dict)
+    check_flag("measure_entropy", measure_entropy)
 
 
 def check_output_type(output_type: str) -> None:

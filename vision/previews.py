@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
 
 MISSING = -1
@@ -23,7 +24,10 @@ def complete(tokens: Tensor | Sequence[Tensor], length: int, codes: int) -> Tens
     Raises:
         ArgumentError: If the shape, the dtype or a code is not allowed.
     """
-    rows = list(tokens)
+    try:
+        rows = list(tokens)
+    except TypeError:
+        raise ArgumentError(f"tokens={shown(tokens)} is not allowed; give codes int64 [B, n]") from None
     if not rows or not all(isinstance(row, Tensor) and row.ndim == 1 for row in rows):
         raise ArgumentError("tokens has no rows, or rows with more than one axis; give codes int64 [B, n]")
     if any(row.is_floating_point() or row.is_complex() or row.dtype == torch.bool for row in rows):
@@ -37,6 +41,22 @@ def complete(tokens: Tensor | Sequence[Tensor], length: int, codes: int) -> Tens
         wrong = result[(result < MISSING) | (result >= codes)][0].item()
         raise ArgumentError(f"tokens has {wrong}, which is not allowed; codes are 0 to {codes - 1}, and -1 if missing")
     return result
+
+
+def check_latents(tokens: Tensor, places: int, dim: int) -> None:
+    """Checks that tokens are latents of whole images, floats [B, places, dim].
+
+    Raises:
+        ArgumentError: If they are not.
+    """
+    if (
+        not isinstance(tokens, Tensor)
+        or tokens.ndim != 3
+        or tokens.shape[1:] != (places, dim)
+        or not tokens.is_floating_point()
+    ):
+        found = f"{tokens.dtype} {list(tokens.shape)}" if isinstance(tokens, Tensor) else shown(tokens)
+        raise ArgumentError(f"tokens is {found}; it must be latents [B, {places}, {dim}], floats")
 
 
 def visible(known: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:

@@ -140,6 +140,7 @@ class FrameTarget:
         self.device = model.device
         self._model, self._ends, self._spec = model, spec.ends, spec
         self._size = self.frame_size = 1 + model.codes
+        self._forces = isinstance(model, ForcesFirsts)
         warm = [spec.first.temperature or 1.0] + [spec.rest.temperature or 1.0] * model.codes
         self.temperatures = torch.tensor(warm, device=model.device)
         self._samplers = [
@@ -149,6 +150,11 @@ class FrameTarget:
         self._tokens = torch.zeros(batch_size, room * self._size, dtype=torch.int64, device=model.device)
         self._room = room
         self._hidden = torch.empty(0, device=model.device)  # [B, room, width], by the frame that starts from it
+
+    @property
+    def forces_firsts(self) -> bool:
+        """See `mmspec.decoding.target.FrameFeatureTarget`."""
+        return self._forces
 
     def prefill(self) -> Logits:
         z = F.pad(self._log_probs(self._model.start(), self._samplers[0]), (0, 1), value=-torch.inf)
@@ -184,12 +190,10 @@ class FrameTarget:
         first, rest = (self._log_probs(Logits(logits, None), sampler) for sampler in self._samplers)
         return torch.where(on_device(books, self.device)[..., None] == 0, first, rest)
 
-    def forced_firsts(
-        self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]
-    ) -> NDArray[np.int64] | None:
+    def forced_firsts(self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `mmspec.decoding.target.FrameFeatureTarget`."""
-        model = self._model
-        return model.forced_firsts(firsts, counts, at) if isinstance(model, ForcesFirsts) else None
+        assert isinstance(self._model, ForcesFirsts), "forces_firsts says so"
+        return self._model.forced_firsts(firsts, counts, at)
 
     def teach(self, frames: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
         """See `mmspec.training.frame_objective.FrameTeacher`."""

@@ -36,7 +36,7 @@ class SampleSettings:
         temperature: 0 takes the most likely token.
         top_k: Keeps the k most likely tokens, 0 all.
         top_p: Keeps the most likely tokens of this total probability.
-        guidance_scale: Classifier-free guidance, 1 is off.
+        guidance_scale: Classifier-free guidance, 1 and below is off.
         negative_prompt: The text of the unconditional prompt, of images.
         height: In pixels.
         width: In pixels.

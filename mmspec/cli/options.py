@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,19 @@ from mmspec.recipes import Recipe, parse
 Model = Annotated[
     str, typer.Option("-m", "--model", help="A name from `mmspec ls models`, a folder, a checkpoint or a Hub id.")
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Row i of the run uses SEED + i.")]
+
+
+def _chosen_seed(seed: int) -> int:
+    """A random seed for -1, which results then name."""
+    return secrets.randbits(62) if seed == -1 else seed
+
+
+Seed = Annotated[
+    int,
+    typer.Option(
+        min=-1, max=2**63 - 1, callback=_chosen_seed, help="Row i of the run uses SEED + i; -1 is a random one."
+    ),
+]
 Temperature = Annotated[
     float | None, typer.Option(min=0, show_default="the model's", help="0 takes the most likely token every time.")
 ]
@@ -33,7 +46,7 @@ TypicalP = Annotated[
     typer.Option(min=0, max=1, show_default="the model's", help="Keep the most typical tokens that make up P."),
 ]
 GuidanceScale = Annotated[
-    float | None, typer.Option(show_default="the model's", help="Classifier-free guidance; 1 is none.")
+    float | None, typer.Option(show_default="the model's", help="Classifier-free guidance; 1 and below is none.")
 ]
 Height = Annotated[
     int | None, typer.Option(min=1, show_default="the model's", help="Height in pixels, for models of several sizes.")

@@ -148,6 +148,11 @@ class FrameFeatureTarget(Target, Protocol):
 
     frame_size: int
 
+    @property
+    def forces_firsts(self) -> bool:
+        """Whether first tokens of frames may force those of later frames; see `forced_firsts`."""
+        ...
+
     def frame_features(self, frames: NDArray[np.int64]) -> Tensor:
         """The features [B, D] of one frame of each row, of which at least the first token has been sampled.
 
@@ -165,12 +170,10 @@ class FrameFeatureTarget(Target, Protocol):
         """
         ...
 
-    def forced_firsts(
-        self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]
-    ) -> NDArray[np.int64] | None:
+    def forced_firsts(self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
         """The only first token that the next frame of each row may have, host int64 [B], -1 where it is free.
 
-        None if all first tokens are free in this model. Forced tokens at other places are a layout's constraint.
+        Of targets with `forces_firsts`. Forced tokens at other places are a layout's constraint.
 
         Args:
             firsts: int64 [B, n], the first tokens of the frames from number `at` on: a committed one, then drafts.

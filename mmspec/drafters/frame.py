@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FrameFeatureTarget
+from mmspec.drafters.first_tokens import FirstTokens
 from mmspec.errors import ModelError
 from mmspec.heads.frame import FrameHead
 from mmspec.sampling.logits import Logits
@@ -35,9 +35,8 @@ class FrameRunner:
         self.calls = 0
         self._head, self._target, self._sampler = head, target, sampler
         self._state = self._sum = torch.empty(0)  # [B, S], of each row's current frame, and of its tokens so far
-        # By row: the number of these tokens; the frame of the last committed token, and the frames begun since.
-        self._book = self._at = self._frames = np.zeros(0, dtype=np.int64)
-        self._firsts = torch.empty(0)  # int64 [B, n], the first tokens of these frames
+        self._book = np.zeros(0, dtype=np.int64)  # by row, the number of these tokens
+        self._firsts: FirstTokens | None = None
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         pass
@@ -67,7 +66,7 @@ class FrameRunner:
         self._state = head.start(features)
         self._sum = (embeds * known[..., None]).sum(1)
         self._book = last % size + 1
-        self._at, self._frames, self._firsts = frame, np.ones_like(frame), tokens[:, :1]
+        self._firsts = FirstTokens(self._target, state) if self._target.forces_firsts else None
         self._finish_frames()
         self.calls += 1
         return self._probs(state, np.zeros((len(last), 1), dtype=np.int64))
@@ -76,24 +75,14 @@ class FrameRunner:
         depth = np.broadcast_to(tree.depth[:, first : first + tokens.shape[1]], tokens.shape)
         probs = list[Tensor]()
         for i in range(tokens.shape[1]):
-            self._note_firsts(tokens[:, i : i + 1])
+            if self._firsts is not None:
+                self._firsts.note(tokens[:, i], self._book == 0)
             books = torch.from_numpy(self._book).to(tokens.device)
             self._sum = self._sum + self._head.embed(tokens[:, i], books)
             self._book = self._book + 1
             self._finish_frames()
             probs.append(self._probs(state, depth[:, i : i + 1]))
         return torch.cat(probs, dim=1)
-
-    def _note_firsts(self, tokens: Tensor) -> None:
-        """Notes tokens int64 [B, 1] in the rows where they are the first of a frame."""
-        begins = self._book == 0
-        if not begins.any():
-            return
-        missing = int(self._frames.max()) + 1 - self._firsts.shape[1]
-        places = torch.from_numpy(self._frames[:, None]).to(tokens.device)
-        # In other rows the token goes past the known ones, where the first of a later frame replaces it.
-        self._firsts = F.pad(self._firsts, (0, max(missing, 0))).scatter(1, places, tokens)
-        self._frames = self._frames + begins
 
     def _finish_frames(self) -> None:
         """Moves the rows whose frame is complete to the next one."""
@@ -125,9 +114,8 @@ class FrameRunner:
         begins, constraint, forced = self._book == 0, state.layout.constraint, np.full(len(logits), -1)
         if constraint is not None:
             forced = constraint.forced[(state.length + depth[:, 0]).clip(max=len(constraint.forced) - 1)]
-        if begins.any():
-            firsts = self._target.forced_firsts(self._firsts, self._frames, self._at)
-            forced = forced if firsts is None else np.where(begins, firsts, forced)
+        if self._firsts is not None and begins.any():
+            forced = np.where(begins, self._firsts.forced(), forced)
         if not (forced >= 0).any():
             return logits
         only = torch.from_numpy(forced).to(logits.device)[:, None, None]

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
+from mmspec.decoding.target import FrameFeatureTarget, Target
+from mmspec.drafters.first_tokens import FirstTokens
 from mmspec.drafters.kernel_drafts import KernelDrafts, kernel_drafts
 from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.token_init import RandomToken, TokenInit, host_version, repeat_left, repeat_up
@@ -28,15 +30,18 @@ class InitDrafter:
 
     Args:
         init: The initialization; a `Recycle` is updated after every target call.
+        frames: A target of frames whose first tokens force those of later frames; None for other targets.
     """
 
     calls = 0
 
-    def __init__(self, init: TokenInit | Recycle) -> None:
+    def __init__(self, init: TokenInit | Recycle, frames: FrameFeatureTarget | None = None) -> None:
         self._init = init
+        self._frames = frames
         self._host_init = host_version(init)
         self._recycle = init if isinstance(init, Recycle) else None
-        self.kernel: KernelDrafts | None = kernel_drafts(init)  # drafts whole windows where the Triton kernels run
+        # Drafts whole windows where the Triton kernels run, which know no frames.
+        self.kernel: KernelDrafts | None = kernel_drafts(init) if frames is None else None
 
     @property
     def learns(self) -> bool:
@@ -81,6 +86,11 @@ class InitDrafter:
         columns = [tokens[:, j] for j in range(first)]
         last = here(state.last(2))
         before, left = [last[:, 0], last[:, 1], *columns][-2:]
+        begins = np.zeros_like(positions, dtype=bool)
+        if self._frames is not None:
+            begins, firsts = positions % self._frames.frame_size == 0, FirstTokens(self._frames, state)
+            for j in range(first):
+                firsts.note(draft.tokens[:, j], begins[:, j])
         for j in range(first, count):
             up = before  # in a stream
             if width:
@@ -95,8 +105,13 @@ class InitDrafter:
                 if (forced >= 0).any():
                     must = here(forced)
                     left = where(must >= 0, must, left)
+            if begins[:, j].any():
+                must = here(np.where(begins[:, j], firsts.forced(), -1))
+                left = where(must >= 0, must, left)
             if not aligned:
                 left = where(new[:, j - first], left, tokens[:, j])
+            if begins[:, j].any():
+                firsts.note(torch.as_tensor(left), begins[:, j])
             columns.append(left)
         found = torch.from_numpy(np.stack(columns, 1)) if on_host else torch.stack(columns, 1)
         return Draft(found, point_mass(draft.q, found, first, is_new, inplace=True))
@@ -108,6 +123,11 @@ def _numpy(values: Tensor | NDArray[Any]) -> Any:
 
 def _on_device(device: torch.device, values: Tensor | NDArray[Any]) -> Any:
     return values if isinstance(values, Tensor) else copied(torch.from_numpy(values), device)
+
+
+def forcing_frames(target: Target) -> FrameFeatureTarget | None:
+    """A target whose first tokens of frames force those of later frames; None for other targets."""
+    return target if isinstance(target, FrameFeatureTarget) and target.forces_firsts else None
 
 
 def token_init(context: DraftingContext, name: str) -> TokenInit | Recycle:

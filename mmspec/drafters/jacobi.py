@@ -13,7 +13,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling
-from mmspec.drafters.init_drafter import InitDrafter, token_init
+from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
 from mmspec.drafters.one_step import one_step
 from mmspec.drafters.outer_layers import OuterLayers
@@ -282,4 +282,4 @@ def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     if name == "stand":
         above = repeat_up if context.layout.width else repeat_left
         return StandDrafter(context.batch_size, context.target.vocab_size, above, context.target.device)
-    return InitDrafter(token_init(context, name))
+    return InitDrafter(token_init(context, name), forcing_frames(context.target))

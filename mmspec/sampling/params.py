@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mmspec.arguments import check_number
 from mmspec.errors import ArgumentError
 
 
@@ -57,6 +58,18 @@ class SamplingParams:
         check("guidance_scale", lambda s: 0 <= s <= 1e4, "from 0 to 10000 (1 is off)")
         if self.guidance_end is not None:
             check("guidance_end", lambda n: 0 <= n < 2**32, "None (all positions), or an integer, 0 or more", Integral)
+
+
+def guidance_of_call(scale: float) -> float:
+    """The guidance scale of a pipeline's call: 1, which is off, for all values below, as in diffusers.
+
+    A scale of 0 would otherwise give the unconditional distribution, which ignores the prompt.
+
+    Raises:
+        ArgumentError: If it is not a number from 0 to 10000.
+    """
+    check_number("guidance_scale", scale, 0, 1e4)
+    return max(float(scale), 1.0)
 
 
 def change_each(

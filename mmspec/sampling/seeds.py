@@ -13,6 +13,9 @@ import torch
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
 
+# The seed that stands for a random one in user interfaces and other engines (vLLM, llama.cpp).
+RANDOM = -1
+
 
 def random_seed(generator: torch.Generator | None) -> int:
     """A seed from a generator, or from torch's global one."""
@@ -47,15 +50,18 @@ def row_seeds(
     """One seed per row.
 
     Args:
-        seed: An integer (row i gets `seed + i`), a list or array of one per row, or None for a random one.
+        seed: An integer (row i gets `seed + i`), a list or array of one per row, or None or -1 for a random one; -1 in
+            a list is a random one for its row.
         batch_size: The number of rows.
         generator: Source of random seeds instead of `seed`: one generator, or one per row.
 
     Raises:
-        ArgumentError: If a seed is not an integer, if the number of seeds or generators is not the number of rows, or
-            if both are given.
+        ArgumentError: If a seed is not an integer of -1 or more, if the number of seeds or generators is not the number
+            of rows, or if both are given.
     """
     check_generator(generator)
+    if isinstance(seed, int) and seed == RANDOM:
+        seed = None
     if seed is not None and generator is not None:
         raise ArgumentError("generator was given with seed; leave one of them out")
     if seed is None:
@@ -77,6 +83,9 @@ def row_seeds(
         raise ArgumentError(
             f"seed={shown(seed)} is not allowed; it must be an integer, or a list of one per row"
         ) from None
+    if wrong := [s for s in seeds if s < RANDOM]:
+        raise ArgumentError(f"seed={wrong[0]} is not allowed; it must be 0 or more, or -1 for a random one")
+    seeds = [random_seed(None) if s == RANDOM else s for s in seeds]
     if not many:
         return [seeds[0] + i for i in range(batch_size)]
     if len(seeds) != batch_size:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+# -1 is a random seed, as in other servers.
+Seed = Annotated[int, Field(ge=-1, lt=2**63), AfterValidator(lambda seed: None if seed == -1 else seed)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -16,14 +17,14 @@ class GenerationRequest(BaseModel):
     Attributes:
         model: A name of `GET /v1/models`; None is the first model of the kind.
         user: Requests with the same value share one place in the queue.
-        seed: 0 to 2**63 - 1; the same seed gives the same output. None is a random one.
+        seed: 0 to 2**63 - 1; the same seed gives the same output. None and -1 are a random one.
         recipe: "plain", or the recipe of the server.
         temperature: 0 takes the most likely token.
         top_k: Keeps the k most likely tokens, 0 all.
         top_p: Keeps the most likely tokens of this total probability.
         min_p: Keeps the tokens at least this much as likely as the most likely one.
         typical_p: Keeps the tokens with the most typical information up to this total probability.
-        guidance_scale: Classifier-free guidance; 1 is off.
+        guidance_scale: Classifier-free guidance; 1 and below is off.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)

@@ -62,6 +62,8 @@ class ToyTarget:
         spread: Standard deviation of the logits.
     """
 
+    forces_firsts = False
+
     def __init__(
         self, batch_size: int, vocab_size: int, length: int, seed: int, guided: bool = False, spread: float = 1.2
     ) -> None:
@@ -142,8 +144,8 @@ class ToyTarget:
     def frame_logits(self, logits: Tensor, books: NDArray[np.int64]) -> Tensor:
         return logits
 
-    def forced_firsts(self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]) -> None:
-        return None
+    def forced_firsts(self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full(len(firsts), -1)
 
     def prefill(self) -> Logits:
         start = torch.zeros(len(self._number), 1, dtype=torch.int64)

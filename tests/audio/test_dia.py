@@ -87,7 +87,8 @@ def test_a_row_that_is_ended_at_its_limit_is_truncated() -> None:
         pipe.adapter.frames = frames
         out = pipe(["Hello.", "Who?", "[S2] Me."], seed=0, temperature=1.0)
         for each in out:
-            assert each.truncated == (each.tokens[0][: frames - 1, 0] != 16).all() == bool(each.notes)
+            ended = (each.tokens[0][: frames - 1, 0] == 16).any()
+            assert each.truncated == bool(each.notes) and not (ended and each.truncated)
             cut.append(each.truncated)
         engine, found = mmspec.Engine(pipe), list[Any]()
         engine.add("Hello.", seed=0, temperature=1.0)
@@ -95,6 +96,21 @@ def test_a_row_that_is_ended_at_its_limit_is_truncated() -> None:
             found += [output for output in engine.step() if output.finished]
         assert (found[0].finish_reason == "length") == found[0].result.truncated == out[0].truncated
     assert any(cut) and not all(cut)
+
+
+@pytest.mark.parametrize("recipe", ["plain", "scd:window=4"])
+def test_a_row_that_ends_by_itself_where_it_must_is_not_truncated(recipe: str) -> None:
+    """One frame less cuts it off; so do rows beside it, in a call and in an engine."""
+    pipe = load(3)
+    pipe.adapter.frames = 30
+    texts = ["Hello.", "Who?", "[S2] Me."]
+    call: dict[str, Any] = {"seed": 0, "temperature": 1.0, "recipe": recipe}
+    ends = [30 if out.truncated else int((out.tokens[0][:, 0] == 16).nonzero()[0]) for out in pipe(texts, **call)]
+    assert len(set(ends)) > 1
+    for end in set(ends) - {30}:
+        for frames in {max(end, 2), end + 1}:
+            pipe.adapter.frames = frames
+            assert [out.truncated for out in pipe(texts, **call)] == [own >= frames for own in ends]
 
 
 def test_a_codec_of_the_callers() -> None:

@@ -428,7 +428,7 @@ def test_drafts_have_what_is_forced(
 
     aware = calls()
     assert seen[0] > 50 and seen[1] == 0
-    monkeypatch.setattr(FrameTarget, "forced_firsts", lambda *_: None)
+    monkeypatch.setattr(FrameTarget, "forces_firsts", False)
     assert calls() > aware and seen[1] > 0
 
 

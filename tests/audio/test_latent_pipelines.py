@@ -152,6 +152,29 @@ def test_vibevoice_reads_scripts() -> None:
     assert torch.equal(bare("hello world", seed=5).tokens[0], own.tokens[0])
 
 
+def test_the_processor_runs_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths of prompts are counted without it, and equal those of its outputs."""
+    processor = vibevoice_processor()
+    voices = {name: np.zeros(length, dtype=np.float32) for name, length in (("a", 33), ("b", 70))}
+    pipe = mmspec.load(vibevoice(), processor=processor, config={"frames": 2})
+    adapter = type(pipe.adapter)(pipe.adapter.model, processor, voices, frames=2)
+    texts = ["Speaker 0: yes\nSpeaker 1: no\nSpeaker 0: no", "yes"]
+    parts = [part for text in texts for part in adapter.read(text, None).parts]
+    assert [len(part.voices) for part in parts] == [2, 1]
+    lengths = [int(adapter._inputs([part])["input_ids"].shape[1]) for part in parts]
+    calls, run = list[Any](), type(processor).__call__
+
+    def counted(self: Any, **given: Any) -> Any:
+        calls.append(given["text"])
+        return run(self, **given)
+
+    monkeypatch.setattr(type(processor), "__call__", counted)
+    assert [adapter._length(part) for part in parts] == lengths
+    pipe.adapter = adapter
+    pipe(texts, seed=0)
+    assert len(calls) == 1
+
+
 def test_long_scripts_are_split_and_keep_their_voices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmspec.audio.models.vibevoice.speech.MAX_LETTERS", 12)
     monkeypatch.setattr("mmspec.audio.models.vibevoice.speech.MORE_FRAMES", 2)

@@ -14,6 +14,7 @@ import tiny_music as tiny
 import torch
 from tiny_music import FRAME, long_musicgen, tokenizer
 from transformers import EncodecFeatureExtractor, MusicgenProcessor
+from transformers.generation import GenerationMixin
 
 import mmspec
 from mmspec.audio.codecs import codec_of
@@ -55,6 +56,23 @@ def test_audio_does_not_depend_on_the_batch_or_on_streaming() -> None:
     chunks = list(pipe.stream("happy guitar", seed=5, first=3, every=5, **call))
     assert len(chunks) > 2
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), alone.audio, atol=1e-5)
+
+
+def test_guidance_of_1_and_below_is_off() -> None:
+    """As in the model's own `generate`; models without guidance take it too."""
+    model = long_musicgen()
+    pipe = mmspec.load(model, processor=tokenizer()).with_duration(8 * FRAME)
+    call: dict[str, Any] = {"seed": 0, "temperature": 1.0, "recipe": "plain"}
+    off, none, guided = (pipe("happy guitar", guidance_scale=scale, **call).tokens[0] for scale in (1, 0, 3.0))
+    assert torch.equal(off, none) and not torch.equal(off, guided)
+    words = tokenizer()(["happy guitar"], return_tensors="pt")
+    greedy: dict[str, Any] = {**words, "max_new_tokens": 12, "do_sample": False}
+    own = model.generate(**greedy, guidance_scale=1)
+    assert torch.equal(
+        GenerationMixin.generate(model, **greedy, guidance_scale=0, custom_generate=mmspec.generate), own
+    )
+    spoken = mmspec.load("spoken")
+    assert torch.equal(spoken("one", guidance_scale=0, seed=0).tokens[0], spoken("one", seed=0).tokens[0])
 
 
 def test_durations() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import published
 import pytest
 import tiny_kyutai
+import tiny_soprano
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS
+from mmspec.audio.models.flat.soprano import soprano_style
 from mmspec.audio.models.flat.yue_prompt import CODES, FIRST, SPECIAL
 from mmspec.audio.models.flat.yue_tracks import BOOKS
 from mmspec.audio.models.heartmula import model as heartmula
@@ -41,6 +44,14 @@ def test_llasa_has_the_tensors_of_its_file_and_its_codes() -> None:
     model, stream = causal("llasa-1b-multilingual"), STREAM_FORMATS["llasa"]
     assert len(model.state_dict()) == published.read("llasa-1b-multilingual", "weights")["tensors"]
     assert max(first + stream.codes for first in stream.first_ids().tolist()) == model.lm_head.out_features
+
+
+def test_soprano_has_the_parameters_of_its_name_and_the_features_of_its_decoder() -> None:
+    model = causal("soprano-1.1-80m")
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(80e6, rel=0.005)
+    style = soprano_style(SimpleNamespace(**published.read("soprano-1.1-80m", "config"), eos_token_id=2), None)
+    assert style.stream.codes == model.lm_head.out_features and style.tokens == 512
+    assert model.lm_head.in_features == tiny_soprano.WIDTH
 
 
 @pytest.mark.parametrize(("name", "books"), [("yue-s1-7b-anneal-en-cot", 1), ("yue-s2-1b-general", BOOKS)])

@@ -155,7 +155,7 @@ BAD = {
     "-n": (["a", "-n", "0"], r"-n"),
     "temperature": (["a", "--temperature", "-1"], "--temperature"),
     "top-p": (["a", "--top-p", "1.5"], "--top-p"),
-    "seed": (["a", "--seed", "-1"], "--seed"),
+    "seed": (["a", "--seed", "-2"], "--seed"),
     "unknown recipe": (["a", "--recipe", "scdd"], "did you mean 'scd'"),
     "unknown knob": (["a", "--recipe", "scd:windw=3"], "did you mean 'window'"),
     "window of a recipe without": (["a", "--recipe", "plain", "--window", "4"], "window"),

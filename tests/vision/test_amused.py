@@ -107,7 +107,7 @@ def test_a_saved_pipeline_is_loaded_by_name(pipe: AmusedPipeline, tmp_path: Path
         ({"confidence": 2}, "confidence=2 is not allowed"),
         ({"temperature": (1.0,)}, r"temperature=\(1.0,\) is not allowed; it must be a number, or two"),
         ({"temperature": "hot"}, "temperature='hot' is not allowed; it must be a number, or two"),
-        ({"negative_prompt": ["a", "b"]}, "it must be a text"),
+        ({"negative_prompt": ["a", "b", "c"]}, "negative_prompt has 3 texts for"),
         ({"temperature": -1.0}, "temperature=-1.0 is not allowed"),
         ({"typical_p": 0.5}, "typical_p is not an argument of AmusedPipeline: every step of its scheduler samples"),
     ],

@@ -91,5 +91,5 @@ def test_original_names_and_features_from_files(tmp_path: Path) -> None:
     other = InfinityTransformer(16, 1, 2, 32, BITS + 1, TEXT, LONGEST)
     with pytest.raises(ArgumentError, match="small has codes of 5 bits and patch=1, the large model of 4 and 1"):
         decode_bits(model, texts(), SIZES, range(2), Meter(model.device, 2), small=other, large_maps=2)
-    with pytest.raises(ArgumentError, match="seeds has 1 numbers for 2 texts"):
+    with pytest.raises(ArgumentError, match="seed has 1 values for 2 rows"):
         decode_bits(model, texts(), SIZES, [0], Meter(model.device, 2))

@@ -235,7 +235,7 @@ def test_nothing_is_trained_for_a_model_without_drafts_of_tokens(
 
 
 def test_tokens_of_another_model_are_refused(pipe: VARPipeline) -> None:
-    with pytest.raises(ArgumentError, match="they must be from 0 to 23"):
+    with pytest.raises(ArgumentError, match="tokens has 24, which is not allowed; codes are 0 to 23"):
         pipe.decode(torch.full((1, 30), 24))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.masked.keeping import Keeper
 from mmspec.masked.loop import decode_masked
 from mmspec.recipes import Recipe, parse
+from mmspec.sampling.params import guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.amused.process import AmusedProcess, Unmasking
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.hf.image_request import read_negative_prompts
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
+from mmspec.vision.previews import complete
 
 AESTHETIC_SCORE = 6.0  # the published default of the micro-conditioning
 
@@ -75,12 +79,12 @@ class AmusedPipeline(DiffusionPipeline):
         self,
         prompt: str | Sequence[str],
         *,
-        negative_prompt: str = "",
+        negative_prompt: str | Sequence[str] | None = None,
         recipe: str | Recipe | None = None,
         seed: int | Sequence[int] | None = None,
         steps: int | None = None,
         guidance_scale: float | None = None,
-        temperature: float | tuple[float, float] = (2.0, 0.0),
+        temperature: Any = (2.0, 0.0),
         ahead: int = 1,
         confidence: float = 1.0,
         keep: Keeper | None = None,
@@ -97,14 +101,14 @@ class AmusedPipeline(DiffusionPipeline):
 
         Args:
             prompt: One or more texts.
-            negative_prompt: What guidance leads away from.
+            negative_prompt: What guidance leads away from, one text or one per prompt; None is an empty text.
             recipe: "plain": the drafts of a masked model are states, not tokens; see `ahead`.
             seed: Row i uses `seed + i`; or one seed per row. None takes one from `generator`, or from torch's global
                 generator.
             steps: Steps of the schedule. Fewer steps follow another distribution.
             guidance_scale: 1 and below is off.
-            temperature: Factor of the noise of the confidence, in the first and in the last step; one number falls to
-                0.01.
+            temperature: Factor of the noise of the confidence, a number in the first and one in the last step; one
+                number alone falls to 0.01.
             ahead: States of each image in a call. Above 1, later steps are drafted and verified in one call, which
                 gives the tokens of one step per call (Free Draft-and-Verification, arXiv 2510.00294).
             confidence: Tokens with a larger probability are kept beyond the schedule, so that an image may need fewer
@@ -130,16 +134,16 @@ class AmusedPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed.
             UnknownNameError: If there is no recipe of that name.
         """
-        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
+        check_call(
+            "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end, return_dict
+        )
         steps = self.config.steps if steps is None else steps
-        scale = self.config.guidance_scale if guidance_scale is None else guidance_scale
-        if isinstance(temperature, (int, float)):
-            temperature = float(temperature), 0.01
-        if not isinstance(temperature, Sequence) or len(temperature) != 2:
+        scale = guidance_of_call(self.config.guidance_scale if guidance_scale is None else guidance_scale)
+        if isinstance(temperature, Real):
+            temperature = temperature, 0.01
+        if not isinstance(temperature, (list, tuple)) or len(temperature) != 2:
             raise ArgumentError(f"temperature={shown(temperature)} is not allowed; it must be a number, or two of them")
         first, last = temperature
-        if not isinstance(negative_prompt, str):
-            raise ArgumentError(f"negative_prompt={shown(negative_prompt)} is not allowed; it must be a text")
         grid = (self.transformer.config.sample_size,) * 2
         check_integer("steps", steps, 1, grid[0] * grid[1])
         check_integer("ahead", ahead, 1, steps)
@@ -154,7 +158,6 @@ class AmusedPipeline(DiffusionPipeline):
                 f"ahead={ahead} is not possible with {'refresh' if refresh > 1 else 'this keep'}: later steps "
                 "are verified out of order; use ahead=1"
             )
-        check_number("guidance_scale", scale, 0, 1e4)
         for value in (first, last):
             check_number("temperature", value, 0, 1e4)
         if parse(self.config.recipe if recipe is None else recipe).name != "plain":
@@ -162,14 +165,18 @@ class AmusedPipeline(DiffusionPipeline):
                 f"recipe={str(recipe)!r} is not possible here: a masked model fills places in any order; use 'plain', "
                 "and ahead=4 for fewer calls or confidence=0.9 for fewer steps"
             )
-        texts = [text for text in text_list("prompt", prompt) for _ in range(num_images_per_prompt)]
+        given = text_list("prompt", prompt)
+        negatives = read_negative_prompts(negative_prompt, len(given)) or [""] * len(given)
+        texts = [text for text in given for _ in range(num_images_per_prompt)]
         seeds = row_seeds(seed, len(texts), generator)
         device, factor = self._execution_device, 2 ** (len(self.vqvae.config.block_out_channels) - 1)
         pooled, hidden = self._encode(texts, device)
         if scale > 1:
-            negative = self._encode([negative_prompt], device)
-            pooled = torch.cat([pooled, negative[0].expand(len(texts), -1)])
-            hidden = torch.cat([hidden, negative[1].expand(len(texts), -1, -1)])
+            negative = self._encode(negatives, device)
+            pooled, hidden = (
+                torch.cat([own, other.repeat_interleave(num_images_per_prompt, 0)])
+                for own, other in zip((pooled, hidden), negative, strict=True)
+            )
         config = self.scheduler.config
         unmasking = Unmasking(
             config.mask_token_id, steps, config.masking_schedule == "cosine", float(first), float(last), confidence
@@ -197,7 +204,7 @@ class AmusedPipeline(DiffusionPipeline):
         """Images of tokens, as of the `tokens` of an output or of a callback.
 
         Args:
-            tokens: int64 [B, N] in raster order; those that are -1 are shown as token 0.
+            tokens: int64 [B, n] in raster order; those that are -1, or missing at the end, are shown as token 0.
             output_type: "pil", "np", "pt" or "latent".
 
         Raises:
@@ -207,9 +214,7 @@ class AmusedPipeline(DiffusionPipeline):
         if output_type == "latent":
             return tokens
         side = self.transformer.config.sample_size
-        if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] != side**2:
-            found = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise ArgumentError(f"tokens is {found}; it must be [B, {side**2}]")
+        tokens = complete(tokens, side**2, self.transformer.config.codebook_size)
         shape = (len(tokens), side, side, self.vqvae.config.latent_channels)
         grid = tokens.clamp(min=0).unflatten(1, (side, side)).to(self.vqvae.device)
         pixels = self.vqvae.decode(grid, force_not_quantize=True, shape=shape).sample.float().clip(0, 1)

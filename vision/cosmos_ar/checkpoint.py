@@ -72,7 +72,7 @@ def load_cosmos_ar(path: Path, config: Mapping[str, Any] | None = None) -> Cosmo
         or not all(type(size) is int and 1 <= size <= 1024 for size in shape)
     ):
         raise ArgumentError(f"config video_latent_shape={shown(shape)} is not allowed; give [frames, rows, columns]")
-    if yarn not in (None, True, False):
+    if yarn is not None and not isinstance(yarn, bool):
         raise ArgumentError(f"config apply_yarn={shown(yarn)} is not allowed; use True or False")
     tensors = {
         name.removeprefix("model."): value
@@ -150,7 +150,7 @@ def find_draft(draft: Any) -> Path:
     Raises:
         ArgumentError: If it is neither.
     """
-    if not isinstance(draft, (str, Path)):
+    if not isinstance(draft, (str, Path)) or not str(draft):
         raise ArgumentError(f"config draft_model={shown(draft)} is not allowed; give a path or a Hub id")
     path = Path(draft) if Path(draft).exists() else hub.fetch(str(draft))
     if path is None:

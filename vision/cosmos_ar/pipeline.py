@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,10 @@ class CosmosPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed, or is not an option of the model.
             UnknownNameError: If there is no recipe or rule of that name.
         """
-        check_call("num_videos_per_prompt", num_videos_per_prompt, output_type, on_step, callback_on_step_end)
+        check_call(
+            "num_videos_per_prompt", num_videos_per_prompt, output_type, on_step, callback_on_step_end, return_dict,
+            measure_entropy,
+        )  # fmt: skip
         self._check_output(output_type)
         default = self.config
         recipe = parse(default.recipe if recipe is None else recipe)
@@ -215,6 +219,7 @@ class CosmosPipeline(DiffusionPipeline):
         self.maybe_free_model_hooks()
         return VideoOutput(images, grid, seeds, stats) if return_dict else (images,)  # type: ignore[return-value]
 
+    @refuse_unknown_keywords
     @torch.no_grad()
     def decode(self, tokens: Tensor, *, output_type: str = "pil") -> Any:
         """Videos of codes, as of the `tokens` of an output.
@@ -227,11 +232,14 @@ class CosmosPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed, or there is no video tokenizer.
         """
         self._check_output(output_type)
-        if not isinstance(tokens, Tensor) or tokens.ndim != 4:
-            raise ArgumentError("tokens is not allowed; give codes int64 [B, T, h, w]")
+        shape = self.transformer.shape
+        if not isinstance(tokens, Tensor) or tokens.shape[1:] != shape:
+            found = list(tokens.shape) if isinstance(tokens, Tensor) else shown(tokens)
+            raise ArgumentError(f"tokens is {found}; it must be codes int64 [B, {', '.join(map(str, shape))}]")
+        codes = complete(tokens.flatten(1), self._total, int(self.transformer.config["vocab_size"]))
         if output_type == "latent":
             return tokens
-        return as_frames(self.video_tokenizer.decode(tokens.clamp(min=0)), output_type)
+        return as_frames(self.video_tokenizer.decode(codes.clamp(min=0).unflatten(1, shape)), output_type)
 
     @torch.no_grad()
     def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
@@ -336,7 +344,7 @@ class CosmosPipeline(DiffusionPipeline):
                 "with tokenizer= the folder of nvidia/Cosmos-Tokenize1-DV8x16x16-720p, or use 'latent'"
             )
 
-    def _given(self, video: Any, tokens: Tensor | None, count: int | None) -> Tensor:
+    def _given(self, video: Any, tokens: Tensor | None, count: Any) -> Tensor:
         """The codes of the given frames, int64 [B, n * h * w].
 
         Raises:
@@ -346,6 +354,10 @@ class CosmosPipeline(DiffusionPipeline):
         if (video is None) == (tokens is None):
             raise ArgumentError("video and tokens: give one of them, the frames that the video begins with")
         if tokens is not None:
+            if count is not None:
+                raise ArgumentError(
+                    f"num_input_frames={shown(count)} is of a video, and tokens were given; leave it out"
+                )
             if (
                 not isinstance(tokens, Tensor)
                 or tokens.ndim != 4
@@ -366,9 +378,11 @@ class CosmosPipeline(DiffusionPipeline):
         several = isinstance(video, (list, tuple)) and bool(video) and isinstance(video[0], (list, tuple, Tensor))
         videos = [read_frames(each) for each in (video if several else [video])]
         shortest = min(len(each) for each in videos)
-        chosen = max(n for n in CONTEXTS if n <= shortest) if count is None else count
-        if chosen not in CONTEXTS or chosen > shortest:
-            raise ArgumentError(f"num_input_frames={count!r} is not allowed; use 1, or 9 with as many frames")
+        chosen: Any = max(n for n in CONTEXTS if n <= shortest) if count is None else count
+        whole = isinstance(chosen, Integral) and not isinstance(chosen, bool)
+        if not whole or int(chosen) not in CONTEXTS or int(chosen) > shortest:
+            raise ArgumentError(f"num_input_frames={shown(count)} is not allowed; use 1, or 9 with as many frames")
+        chosen = int(chosen)
         latents = CONTEXTS.index(chosen) + 1
         if latents >= frames:
             raise ArgumentError(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, PromptError
+
+MAX_SIDE = 2**14  # pixels; memory bounds images earlier
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,22 @@ def check_size(height: int | None, width: int | None, factor: int) -> tuple[int,
     """Height and width in pixels; None for the model's default.
 
     Raises:
-        ArgumentError: If only one of them is given, or one is not a multiple of `factor`.
+        ArgumentError: If only one of them is given, or one is not a multiple of `factor` of at most `MAX_SIDE`.
     """
     if height is None and width is None:
         return None
-    if height is None or width is None or height < factor or width < factor or height % factor or width % factor:
+
+    def allowed(side: Any) -> bool:
+        whole = isinstance(side, Integral) and not isinstance(side, bool)
+        return whole and factor <= int(side) <= MAX_SIDE and int(side) % factor == 0
+
+    if not (allowed(height) and allowed(width)):
         raise ArgumentError(
-            f"height={height}, width={width} is not allowed; give both, as multiples of {factor} pixels"
+            f"height={shown(height)}, width={shown(width)} is not allowed; give both, as multiples of {factor} pixels, "
+            f"at most {MAX_SIDE}"
         )
-    return height, width
+    assert height is not None and width is not None, "checked"
+    return int(height), int(width)
 
 
 def refuse_size(model: Any, height: int | None, width: int | None) -> None:
@@ -52,7 +62,7 @@ def refuse_size(model: Any, height: int | None, width: int | None) -> None:
     """
     for name, value in (("height", height), ("width", width)):
         if value is not None:
-            raise ArgumentError(f"{name}={value!r} is not an option of {type(model).__name__}; leave it out")
+            raise ArgumentError(f"{name}={shown(value)} is not an option of {type(model).__name__}; leave it out")
 
 
 def refuse_negative_prompt(model: Any, request: ImageRequest) -> None:

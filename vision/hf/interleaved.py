@@ -14,7 +14,7 @@ from transformers.generation import GenerationMixin
 
 from mmspec.arguments import check_integer, shown
 from mmspec.decoding.stats import Stats
-from mmspec.errors import ArgumentError, PromptError, unknown_name
+from mmspec.errors import ArgumentError, MMSpecError, PromptError, unknown_name
 from mmspec.hf.generate import generate, salted
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.output import Output
@@ -257,7 +257,11 @@ class _Run:
                 f"text_sampling guidance_scale={self._text.guidance_scale} is not allowed; it must be 1"
             )
         chosen = on_device(pipe.config.recipe, pipe.model.device.type) if recipe is None else parse(recipe)
-        self._recipes = {"text": parse(text_recipe), "size": parse("plain"), "image": chosen}
+        try:
+            writing = parse(text_recipe)
+        except MMSpecError as error:
+            raise type(error)(f"text_recipe: {error}") from None
+        self._recipes = {"text": writing, "size": parse("plain"), "image": chosen}
         self._max_new, self._output_type = max_new_tokens, output_type
         prompts = read_prompts(prompt)
         refuse_empty(prompts)

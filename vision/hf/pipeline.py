@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.arguments import check_flag, one_text
+from mmspec.arguments import one_text
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Stats
@@ -24,7 +24,7 @@ from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
 from mmspec.hf.generate import GenerateJob, generate, prepare, salted
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, on_device, parse
-from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
@@ -145,7 +145,7 @@ class TransformersPipeline(DiffusionPipeline):
                 pipeline's default.
             typical_p: Keeps the tokens with the most typical information up to this total probability, 1 all; None
                 takes the model's own.
-            guidance_scale: Classifier-free guidance, 1 is off; None takes the pipeline's default.
+            guidance_scale: Classifier-free guidance, 1 and below is off; None takes the pipeline's default.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent"; floats have the values of the 8-bit image.
@@ -166,8 +166,10 @@ class TransformersPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed, or is not an option of the model.
             UnknownNameError: If there is no recipe or rule of that name.
         """
-        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
-        check_flag("return_dict", return_dict)
+        check_call(
+            "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end, return_dict,
+            measure_entropy,
+        )  # fmt: skip
         adapter = self._adapter()
         if output_type != "latent" and adapter.no_pixels is not None:
             raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
@@ -363,7 +365,7 @@ class TransformersPipeline(DiffusionPipeline):
             default.temperature if temperature is None else temperature,
             default.top_k if top_k is None else top_k,
             default.top_p if top_p is None else top_p,
-            default.guidance_scale if guidance_scale is None else guidance_scale,
+            guidance_of_call(default.guidance_scale if guidance_scale is None else guidance_scale),
             min_p=default.min_p if min_p is None else min_p,
             typical_p=1.0 if typical_p is None else typical_p,
         )

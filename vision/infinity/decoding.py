@@ -14,12 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmspec.arguments import check_integer, check_number, shown
 from mmspec.decoding.stats import Meter
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rng import CounterRNG
 from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.infinity.transformer import InfinityTransformer, Size
 from mmspec.vision.var.transformer import LayerCache
 
@@ -64,12 +66,25 @@ def next_input(latents: Tensor, size: Size, patch: int) -> Tensor:
     return (F.pixel_unshuffle(x, patch) if patch > 1 else x).flatten(2).transpose(1, 2)
 
 
+def check_maps(name: str, sizes: Sequence[Size]) -> None:
+    """Checks that sizes of maps are pairs of integers.
+
+    Raises:
+        ArgumentError: If one is not, or there are none.
+    """
+    whole = isinstance(sizes, (list, tuple)) and bool(sizes)
+    if not whole or not all(isinstance(size, (list, tuple)) and len(size) == 2 for size in sizes):
+        raise ArgumentError(f"{name}={shown(sizes)} is not allowed; it must be height and width of each map")
+    for side in (side for size in sizes for side in size):
+        check_integer(name, side, 1, 2**10)
+
+
 @torch.no_grad()
 def decode_bits(
     large: InfinityTransformer,
     texts: Sequence[Tensor],
     sizes: Sequence[Size],
-    seeds: Sequence[int],
+    seeds: int | Sequence[int],
     meter: Meter,
     sampling: SamplingParams = SamplingParams(top_p=0.97),  # noqa: B008 (frozen)
     scale: float = 4.0,
@@ -83,10 +98,10 @@ def decode_bits(
         large: The model.
         texts: Features [T_row, C] of a text each, of the model's encoder (Flan-T5-XL).
         sizes: Height and width of each map, such as `(n, n)` for the first 7 of `SQUARE`.
-        seeds: One per row. A row's bits depend on its own seed and text.
+        seeds: As in a call of a pipeline: one, or one per row. A row's bits depend on its own seed and text.
         meter: Counts calls, tokens and seconds; calls of the small model are not counted.
         sampling: Temperature and top-p of a bit.
-        scale: The guidance scale; 1 is off.
+        scale: The guidance scale; 1 and below is off.
         extent: Height and width of the largest map that the model was trained on; None is (64, 64).
         small: The model of the last maps, with the same tokenizer; None for `large`.
         large_maps: The number of maps of `large`; None for all. Fewer are lossy.
@@ -97,11 +112,19 @@ def decode_bits(
 
     Raises:
         ArgumentError: If a text has another width than the model's or is too long, `large_maps` is not in 1..maps,
-            `small` has other codes, or there is another number of seeds than of texts.
+            `small` has other codes, there is another number of seeds than of texts, or a value is of another kind.
     """
+    check_maps("sizes", sizes)
+    if extent is not None:
+        check_maps("extent", [extent])
+    for name, value, kind in (("sampling", sampling, SamplingParams), ("small", small, InfinityTransformer)):
+        if not isinstance(value, kind) and not (name == "small" and value is None):
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a {kind.__name__}")
+    check_number("scale", scale, 0, 1e4)
     maps, patch = len(sizes), large.config.patch
     large_maps = maps if large_maps is None else large_maps
-    if not 1 <= large_maps <= maps or (large_maps < maps and small is None):
+    check_integer("large_maps", large_maps, 1, maps)
+    if large_maps < maps and small is None:
         raise ArgumentError(
             f"large_maps={large_maps} is not allowed; it must be from 1 to {maps}, less with a small model"
         )
@@ -110,15 +133,16 @@ def decode_bits(
             f"small has codes of {small.config.bits} bits and patch={small.config.patch}, the large model of "
             f"{large.config.bits} and {patch}; they must have the same tokenizer"
         )
-    if len(seeds) != len(texts):
-        raise ArgumentError(f"seeds has {len(seeds)} numbers for {len(texts)} texts; it must have one for each")
+    if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, Tensor) for text in texts):
+        raise ArgumentError(f"texts={shown(texts)} is not allowed; it must be a list of the features of a text each")
+    seeds = row_seeds(list(seeds) if isinstance(seeds, range) else seeds, len(texts))
     for text in texts:
         if text.ndim != 2 or text.shape[1] != large.config.text_dim or not 1 <= len(text) <= large.config.text_length:
             raise ArgumentError(
                 f"texts has {list(text.shape)}; it must be [1 to {large.config.text_length}, {large.config.text_dim}]"
             )
     extent = (SIDE, SIDE) if extent is None else extent
-    rows, device, guided = len(texts), large.device, scale != 1
+    rows, device, guided = len(texts), large.device, scale > 1
     sampler, rng = TokenSampler([sampling] * rows, None, device), CounterRNG(seeds, device)
     whole = sizes[-1][0] * patch, sizes[-1][1] * patch
     latents = torch.zeros(rows, large.config.bits, *whole, device=device)

@@ -27,7 +27,7 @@ from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head, check_fits_model, load_head
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, default_recipe, parse
-from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
@@ -152,7 +152,7 @@ class LlamaGenGenerator:
             top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
             min_p: Keeps the tokens at least this much as likely as the most likely one; None and 0 keep all.
             typical_p: Keeps the most typical tokens of this total probability; None and 1 keep all.
-            guidance_scale: Classifier-free guidance, 1 is off; None takes the pipeline's default.
+            guidance_scale: Classifier-free guidance, 1 and below is off; None takes the pipeline's default.
             cfg_interval: As in the original: only the first `cfg_interval + 2` tokens are guided; -1 guides all.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
             generator: Random generators for seeds, one or one per row.
@@ -171,7 +171,10 @@ class LlamaGenGenerator:
             UnknownNameError: If there is no recipe or rule of that name.
             ModelError: If the model returns logits that are not numbers.
         """
-        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
+        check_call(
+            "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end, return_dict,
+            measure_entropy,
+        )  # fmt: skip
         self._check_output(output_type)
         recipe = default_recipe(self) if recipe is None else parse(recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale, cfg_interval, min_p, typical_p)
@@ -298,7 +301,7 @@ class LlamaGenGenerator:
             c.temperature if temperature is None else temperature,
             c.top_k,
             c.top_p,
-            c.guidance_scale if guidance_scale is None else guidance_scale,
+            guidance_of_call(c.guidance_scale if guidance_scale is None else guidance_scale),
         )
         if self.transformer.config.model_type == "t2i":
             condition = self._condition(list(prompts), None, None, None)
@@ -365,7 +368,7 @@ class LlamaGenGenerator:
             temperature=default.temperature if temperature is None else temperature,
             top_k=default.top_k if top_k is None else top_k,
             top_p=default.top_p if top_p is None else top_p,
-            guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
+            guidance_scale=guidance_of_call(default.guidance_scale if guidance_scale is None else guidance_scale),
             guidance_end=cfg_interval + 2 if cfg_interval >= 0 else None,
             min_p=0.0 if min_p is None else min_p,
             typical_p=1.0 if typical_p is None else typical_p,
@@ -432,6 +435,8 @@ class LlamaGenGenerator:
         if len(given) != 1:
             got = " and ".join(given) if given else "none"
             raise ArgumentError(f"exactly one of prompt, class_labels and prompt_embeds is required; got {got}")
+        if prompt_attention_mask is not None and prompt_embeds is None:
+            raise ArgumentError("prompt_attention_mask was given without prompt_embeds, whose mask it is; leave it out")
         if class_labels is not None:
             return from_classes(class_labels, self.transformer)
         if prompt_embeds is not None:

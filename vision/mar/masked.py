@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.arguments import check_integer
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import Step
@@ -35,15 +36,16 @@ class Shortcuts:
             conditional ones is reused (condition cache of LazyMAR, arXiv 2503.12450). 1 computes them in every pass.
 
     Raises:
-        ArgumentError: If `refresh` is below 1.
+        ArgumentError: If a value is not an integer, or out of range.
     """
 
     last_head_steps: int | None = None
     refresh: int = 1
 
     def __post_init__(self) -> None:
-        if self.refresh < 1:
-            raise ArgumentError(f"refresh={self.refresh} is not allowed; it must be 1 or more passes")
+        check_integer("refresh", self.refresh, 1, 2**31)
+        if self.last_head_steps is not None:
+            check_integer("last_head_steps", self.last_head_steps, 2, 1000)
 
     @property
     def lossy(self) -> bool:

@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.arguments import check_integer, check_number
+from mmspec.arguments import check_integer, check_number, shown
 from mmspec.continuous.run import build_latent_rule, run_latents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -23,6 +23,7 @@ from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
+from mmspec.sampling.params import guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.class_prompts import read_classes
@@ -34,7 +35,7 @@ from mmspec.vision.mar.published import decode_published
 from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
-from mmspec.vision.previews import visible
+from mmspec.vision.previews import check_latents, visible
 
 SCHEDULES = ("linear", "constant")
 
@@ -101,7 +102,7 @@ class MARPipeline(DiffusionPipeline):
         prompt: str | Sequence[str] | None = None,
         *,
         class_labels: int | Sequence[int] | Tensor | None = None,
-        recipe: str | Recipe = "plain",
+        recipe: str | Recipe | None = None,
         seed: int | Sequence[int] | None = None,
         steps: int | None = None,
         head_steps: int | None = None,
@@ -124,15 +125,15 @@ class MARPipeline(DiffusionPipeline):
         Args:
             prompt: Class ids as text, such as "207"; instead of `class_labels`.
             class_labels: One or more class ids.
-            recipe: `plain` for the published decoding; or `plain+smoothed`, or a recipe that drafts with a rule for
-                latents. All but `plain` sample latents one by one.
+            recipe: `plain` for the published decoding, as None; or `plain+smoothed`, or a recipe that drafts with a
+                rule for latents. All but `plain` sample latents one by one.
             seed: Row i uses `seed + i`; or one seed per row. None takes one from `generator`, or from torch's global
                 generator.
             steps: Passes of the backbone, 1 to the number of latents, which is the default. Recipes require the
                 default, except `draft+cspd` in its published schedule, where a window of W is W - 1 passes of the draft
                 model.
             head_steps: Steps of the diffusion head, 2 to 1000.
-            guidance_scale: 1 is off.
+            guidance_scale: 1 and below is off; None takes the pipeline's default.
             cfg_schedule: "linear" (the scale grows over the passes) or "constant".
             temperature: Factor of the head's noise, above 0.
             shortcuts: Lossy shortcuts, with `plain` only.
@@ -154,25 +155,29 @@ class MARPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed.
             UnknownNameError: If there is no recipe or rule of that name.
         """
-        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
+        check_call(
+            "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end, return_dict
+        )
         if steps is not None:
             check_integer("steps", steps, 1, self.transformer.places)
         if head_steps is not None:
             check_integer("head_steps", head_steps, 2, 1000)
-        if guidance_scale is not None:
-            check_number("guidance_scale", guidance_scale, 0, 1e4)
+        if not isinstance(shortcuts, Shortcuts):
+            raise ArgumentError(
+                f"shortcuts={shown(shortcuts)} is not allowed; it must be a mmspec.vision.mar.Shortcuts"
+            )
         if temperature is not None:
             check_number("temperature", temperature, 1e-4, 1e4)
         if self.vae is None and output_type != "latent":
             raise ArgumentError(f"output_type={output_type!r} requires a vae, and this pipeline has none; use 'latent'")
-        recipe, default, places = parse(recipe), self.config, self.transformer.places
+        recipe, default, places = parse("plain" if recipe is None else recipe), self.config, self.transformer.places
         labels = read_classes(prompt, class_labels, self.transformer.config.class_num)
         labels = labels.repeat_interleave(num_images_per_prompt)
         seeds = row_seeds(seed, len(labels), generator)
-        scale = default.guidance_scale if guidance_scale is None else guidance_scale
+        scale = guidance_of_call(default.guidance_scale if guidance_scale is None else guidance_scale)
         schedule = default.cfg_schedule if cfg_schedule is None else cfg_schedule
-        if schedule not in SCHEDULES:
-            raise ArgumentError(f"cfg_schedule={schedule!r} is not allowed; use one of {', '.join(SCHEDULES)}")
+        if not isinstance(schedule, str) or schedule not in SCHEDULES:
+            raise ArgumentError(f"cfg_schedule={shown(schedule)} is not allowed; use one of {', '.join(SCHEDULES)}")
         temperature = default.temperature if temperature is None else temperature
         if not temperature > 0:
             raise ArgumentError(f"temperature={temperature} is not allowed; it must be above 0")
@@ -237,10 +242,7 @@ class MARPipeline(DiffusionPipeline):
             return tokens
         if self.vae is None:
             raise ArgumentError(f"output_type={output_type!r} requires a vae, and this pipeline has none; use 'latent'")
-        shape = (self.transformer.places, self.transformer.config.token_dim)
-        if not isinstance(tokens, Tensor) or tokens.ndim != 3 or tokens.shape[1:] != shape:
-            found = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise ArgumentError(f"tokens is {found}; it must be latents [B, {shape[0]}, {shape[1]}]")
+        check_latents(tokens, self.transformer.places, self.transformer.config.token_dim)
         tokens = tokens.to(self.vae.device)
         images = pixels(self.vae, tokens.nan_to_num(nan=0.0))
         known = ~tokens.isnan().any(-1)

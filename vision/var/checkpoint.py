@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mmspec.arguments import shown
 from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.vision.llamagen.checkpoint import read_config, read_tensors
@@ -34,14 +35,17 @@ def var_config(path: Path, tensors: Mapping[str, Tensor], given: Mapping[str, An
 
     Raises:
         ModelError: If the tensors are not those of a VAR, or contradict `given`.
-        ArgumentError: If the sides of the maps are unknown.
+        ArgumentError: If the sides of the maps are unknown, or no list of integers.
     """
     for key in ("pos_1LC", "lvl_embed.weight", "word_embed.weight", "head_nm.ada_lin.1.weight", "class_emb.weight"):
         if key not in tensors:
             raise ModelError(f"checkpoint {str(path)!r} is not a VAR: {key} is missing")
     length, dim = tensors["pos_1LC"].shape[1:]
     known: dict[int, tuple[int, ...]] = {sum(n * n for n in each): each for each in (SIDES_256, SIDES_512)}
-    sides: tuple[int, ...] = tuple(given.get("patch_nums") or known.get(length, ()))
+    sides = given.get("patch_nums", known.get(length, ()))
+    if not isinstance(sides, (list, tuple)) or not all(type(side) is int and side > 0 for side in sides):
+        raise ArgumentError(f"config patch_nums={shown(sides)} is not allowed; it must be the sides of the maps")
+    sides = tuple(sides)
     if not sides:
         raise ArgumentError(
             f"patch_nums of {str(path)!r} cannot be inferred from its tensors; add a config.json with it to its folder "
@@ -73,7 +77,7 @@ def load_var(path: str | Path, config: Mapping[str, Any] | None = None) -> VARTr
 
     Raises:
         ModelError: If the file cannot be read, or its tensors do not fit a `VARTransformer`.
-        ArgumentError: If the sides of the maps are unknown.
+        ArgumentError: If the sides of the maps are unknown, or no list of integers.
     """
     path = Path(path)
     tensors = {k: v for k, v in read_tensors(path).items() if not _CONSTANT.fullmatch(k)}

@@ -10,7 +10,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from mmspec.arguments import check_flag, check_integer, check_number
+from mmspec.arguments import check_flag, check_integer, check_number, shown
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import Step
@@ -23,6 +23,7 @@ from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.class_prompts import read_classes
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
+from mmspec.vision.previews import complete
 from mmspec.vision.var.decoding import decode_maps, map_distances
 from mmspec.vision.var.tokenizer import VARTokenizer
 from mmspec.vision.var.transformer import VARTransformer
@@ -87,7 +88,7 @@ class VARPipeline(DiffusionPipeline):
         class_labels: int | Sequence[int] | Tensor | None = None,
         recipe: str | Recipe | None = None,
         seed: int | Sequence[int] | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
@@ -111,7 +112,7 @@ class VARPipeline(DiffusionPipeline):
             recipe: "plain": a call generates a whole map, whose tokens do not depend on each other; see `large_scales`.
             seed: Row i uses `seed + i`; or one seed per row. None takes one from `generator`, or from torch's global
                 generator.
-            temperature: The temperature.
+            temperature: 0 takes the most likely token; None is 1.
             top_k: 0 keeps all tokens.
             top_p: 1 keeps all tokens.
             min_p: Keeps the tokens at least this much as likely as the most likely one, 0 all; None takes the
@@ -142,7 +143,9 @@ class VARPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed.
             UnknownNameError: If there is no recipe of that name.
         """
-        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
+        check_call(
+            "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end, return_dict
+        )
         check_flag("measure_distance", measure_distance)
         default = self.config
         scale = default.guidance_scale if guidance_scale is None else guidance_scale
@@ -158,7 +161,7 @@ class VARPipeline(DiffusionPipeline):
         labels = labels.repeat_interleave(num_images_per_prompt)
         seeds = row_seeds(seed, len(labels), generator)
         sampling = SamplingParams(
-            temperature,
+            1.0 if temperature is None else temperature,
             default.top_k if top_k is None else top_k,
             default.top_p if top_p is None else top_p,
             min_p=default.min_p if min_p is None else min_p,
@@ -204,13 +207,12 @@ class VARPipeline(DiffusionPipeline):
             return tokens
         ends = self.transformer.ends
         if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] not in ends:
-            found = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+            found = list(tokens.shape) if isinstance(tokens, Tensor) else shown(tokens)
             raise ArgumentError(
                 f"tokens is {found}; it must be whole maps [B, n], n one of {', '.join(map(str, ends))}"
             )
-        count = self.transformer.config.vocab_size
-        if bool(((tokens < 0) | (tokens >= count)).any()):
-            raise ArgumentError(f"tokens are not codes of this model; they must be from 0 to {count - 1}")
+        if bool((complete(tokens, ends[-1], self.transformer.config.vocab_size)[:, : tokens.shape[1]] < 0).any()):
+            raise ArgumentError("tokens has -1, which is not allowed: maps are whole")
         return images_from_pixels(self.vae.pixels(self.vae.latents(tokens.to(self.vae.device))), output_type)
 
     @classmethod

@@ -10,7 +10,7 @@ length ends its first codebook early enough for the others to end too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +170,7 @@ def plan(model: Any, request: DiaRequest) -> ColumnDecodingPlan:
     rows, length, channels = request.known.shape
     size = vocab_size(model)
     latest = length - 1 - max(model.config.delay_pattern)
+    last = [LatestColumn() for _ in range(rows)]
 
     def target(window: int, guided: bool) -> DiaTarget:
         states, mask = request.inputs["encoder_outputs"][0], request.inputs.get("attention_mask")
@@ -192,13 +193,13 @@ def plan(model: Any, request: DiaRequest) -> ColumnDecodingPlan:
         )
         history = ColumnHistory(request.prompt[:, :0], length + window)
         guidance = request.guidance if guided else None
-        return DiaTarget(with_cuda_graphs(inner), history, guidance, latest, model.config)
+        return DiaTarget(with_cuda_graphs(inner), history, guidance, latest, last, model.config)
 
     end = int(config.eos_token_id)
 
     def was_cut(row: int, columns: Tensor) -> bool:
-        """Whether the first codebook ends where it has to at the latest, as the last one could not end otherwise."""
-        return not bool((columns[: max(latest, 0), 0] == end).any())
+        """Whether the first codebook ends where it must, so that the last one can end, and not by itself."""
+        return not (bool((columns[: max(latest, 0), 0] == end).any()) or bool(last[row].is_end))
 
     layout = Layout(
         length,
@@ -211,6 +212,18 @@ def plan(model: Any, request: DiaRequest) -> ColumnDecodingPlan:
     return ColumnDecodingPlan(target, layout, size, request.sampling, request.guidance is not None)
 
 
+@dataclass
+class LatestColumn:
+    """The last column of a row in which the first codebook may end.
+
+    Attributes:
+        is_end: Whether it would end there by itself, a bool that may be on the device; of the latest call that reads
+            it, which is the one that the column is committed after.
+    """
+
+    is_end: Tensor | bool = False
+
+
 class DiaTarget(HistoryTarget):
     """A Dia whose logits include its guidance and its logits processors.
 
@@ -220,6 +233,7 @@ class DiaTarget(HistoryTarget):
         guidance: Guidance, if it has unconditional rows.
         latest: The last column in which the first codebook may end; negative for a stream too short for all delays,
             which never ends.
+        last: That column of each row.
         config: The model's config.
     """
 
@@ -229,6 +243,7 @@ class DiaTarget(HistoryTarget):
         history: ColumnHistory,
         guidance: DiaGuidance | None,
         latest: int,
+        last: Sequence[LatestColumn],
         config: Any,
     ) -> None:
         super().__init__(inner, history)
@@ -236,7 +251,7 @@ class DiaTarget(HistoryTarget):
         self._delays = torch.tensor(config.delay_pattern, device=self.device)
         self._end = int(config.decoder_config.eos_token_id)
         self._pad = int(config.decoder_config.pad_token_id)
-        self._latest = latest
+        self._latest, self._last = latest, list(last)
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: they have the same guidance, and end at the same column."""
@@ -246,6 +261,15 @@ class DiaTarget(HistoryTarget):
             and super().can_join(other)
         )
 
+    def select_rows(self, row_ids: list[int]) -> None:
+        super().select_rows(row_ids)
+        self._last = [self._last[row] for row in row_ids]
+
+    def join(self, other: DiaTarget, row_ids: list[int]) -> None:
+        super().join(other, row_ids)
+        joined = dict(enumerate(self._last)) | dict(zip(row_ids, other._last, strict=True))
+        self._last = [joined[row] for row in range(len(joined))]
+
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
         z = logits.cond.float()
         if self._guidance is not None and logits.uncond is not None:
@@ -254,6 +278,8 @@ class DiaTarget(HistoryTarget):
         # The first codebook ends if and only if the end token has the highest logit; the others end by the delays.
         z = z.masked_fill((code > self._end) | ((code == self._end) & (self._delays > 0)[:, None]), -torch.inf)
         is_end = z.argmax(-1, keepdim=True) == self._end
+        for row, column in zip(*np.nonzero(positions == self._latest), strict=True):
+            self._last[row].is_end = is_end[row, column, 0, 0].clone()
         z = z.masked_fill(torch.where(is_end, code != self._end, code == self._end), -torch.inf)
         ended = self._history.first(self._end, 1, positions)
         position = on_device(positions, z.device)

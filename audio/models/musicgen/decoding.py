@@ -38,7 +38,7 @@ from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
-from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.params import SamplingParams, guidance_of_call
 
 MELODY = "MusicgenMelodyForConditionalGeneration"
 _growing = Lock()  # threads may need longer tables of positions at a time
@@ -90,7 +90,7 @@ def read(call: GenerateRequest) -> MusicgenRequest:
     refuse_logits_processors(model, others)
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
     scale = config.guidance_scale if guidance is None else guidance.guidance_scale
-    scale = 1.0 if scale is None else float(scale)
+    scale = guidance_of_call(1.0 if scale is None else scale)
     sampling = read_sampling(found, bool(config.do_sample))
     codebooks, copies = model.decoder.num_codebooks, int(config.num_return_sequences or 1)
     # transformers repeats each row of [B * K, T] separately, which scrambles the codebooks of a prompt.

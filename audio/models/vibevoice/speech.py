@@ -145,8 +145,11 @@ class VibeVoiceAdapter:
         return found
 
     def _length(self, part: ScriptPart) -> int:
-        """Positions of the prompt of a part, with its voices."""
-        return int(self._inputs([part])["input_ids"].shape[1])
+        """Positions of the prompt of a part, with its voices, without running the processor, which reads all audio."""
+        prompt, voices = self.script(part)
+        samples = int(self.processor.feature_extractor.pad_to_multiple_of)
+        # The prompt has one token in place of each voice.
+        return len(self.processor.tokenizer(prompt)["input_ids"]) + sum(-(-len(v) // samples) - 1 for v in voices)
 
     @property
     def _positions(self) -> int:

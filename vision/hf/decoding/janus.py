@@ -12,6 +12,7 @@ from mmspec.errors import ArgumentError
 from mmspec.hf.caller import running_call
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import Plan, PlanRequest, position_ids_of, refuse_inputs
+from mmspec.sampling.params import guidance_of_call
 
 DEFAULT_SCALE = 5.0
 
@@ -89,7 +90,7 @@ def refuse_text(request: PlanRequest) -> None:
 
 
 def guidance_of(model: Any, request: PlanRequest) -> float:
-    """The guidance scale of a call, by default 5.
+    """The guidance scale of a call, by default 5; 1 and below is off, as in its own `generate`.
 
     Janus's own `generate` sets it to None on the way to `GenerationMixin.generate`, and drops logits processors; they
     are read from its frame.
@@ -105,7 +106,7 @@ def guidance_of(model: Any, request: PlanRequest) -> float:
                 "logits_processor is not supported for Janus, whose own generate drops it on the way; leave it out"
             )
         scale = own["generation_config"].guidance_scale
-    return DEFAULT_SCALE if scale is None else float(scale)
+    return guidance_of_call(DEFAULT_SCALE if scale is None else scale)
 
 
 def unconditional(ids: Tensor, config: Any) -> Tensor:

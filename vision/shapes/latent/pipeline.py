@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.arguments import check_flag, check_integer, check_number, text_list
+from mmspec.arguments import check_integer, check_number, shown, text_list
 from mmspec.continuous.run import run_latents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -20,9 +21,11 @@ from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
+from mmspec.sampling.params import guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
+from mmspec.vision.previews import check_latents
 from mmspec.vision.shapes.config import GUIDANCE, TEMPERATURE
 from mmspec.vision.shapes.fsq_tokenizer import FSQTokenizer
 from mmspec.vision.shapes.latent.head import FlowHead
@@ -61,7 +64,7 @@ class LatentShapes:
         self,
         prompt: str | Sequence[str],
         *,
-        recipe: str | Recipe = "plain",
+        recipe: str | Recipe | None = None,
         seed: int | Sequence[int] | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -77,13 +80,14 @@ class LatentShapes:
 
         Args:
             prompt: One or more captions.
-            recipe: `plain`, or a recipe that drafts with a rule for latents, such as `few-steps+tolerance:steps=2`.
+            recipe: `plain`, as None, or a recipe that drafts with a rule for latents, such as
+                `few-steps+tolerance:steps=2`.
             seed: Row i uses `seed + i`; or one seed per row. None takes one from torch's global generator.
             temperature: Of the distribution over codes that the flow leads to, above 0; None takes that of the discrete
                 model.
             top_k: Must be off (0): a density over vectors has no tokens to cut.
             top_p: Must be off (1): see `top_k`.
-            guidance_scale: 1 is off; None takes that of the discrete model.
+            guidance_scale: 1 and below is off; None takes that of the discrete model.
             head_steps: Euler steps of the flow, 1 to 1000.
             num_images_per_prompt: Images per caption; they are next to each other in the output.
             output_type: "pil", "np", "pt" or "latent".
@@ -98,16 +102,20 @@ class LatentShapes:
             ArgumentError: If an argument has a value that is not allowed.
             UnknownNameError: If there is no recipe or rule of that name.
         """
-        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step)
-        for name, value, off in (("top_k", top_k, 0), ("top_p", top_p, 1.0)):
-            if value is not None and not (isinstance(value, (int, float)) and value == off):
-                raise ArgumentError(f"{name}={value!r} is not possible: the tokens of this model are vectors")
+        check_call(
+            "num_images_per_prompt", num_images_per_prompt, output_type, on_step, measure_entropy=measure_entropy
+        )
+        off: dict[str, tuple[Any, int]] = {"top_k": (top_k, 0), "top_p": (top_p, 1)}
+        for name, (value, neutral) in off.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or value != neutral):
+                raise ArgumentError(f"{name}={shown(value)} is not possible: the tokens of this model are vectors")
         check_integer("head_steps", head_steps, 1, 1000)
-        check_flag("measure_entropy", measure_entropy)
-        recipe, temperature = parse(recipe), TEMPERATURE if temperature is None else temperature
-        scale = GUIDANCE if guidance_scale is None else guidance_scale
+        recipe, temperature = (
+            parse("plain" if recipe is None else recipe),
+            TEMPERATURE if temperature is None else temperature,
+        )
+        scale = guidance_of_call(GUIDANCE if guidance_scale is None else guidance_scale)
         check_number("temperature", temperature, 1e-4, 1e4)
-        check_number("guidance_scale", scale, 0, 1e4)
         prompts = text_list("prompt", prompt)
         features, _ = self.text_encoder.encode([each for each in prompts for _ in range(num_images_per_prompt)])
         rows = len(features)
@@ -146,12 +154,13 @@ class LatentShapes:
             output_type: "pil", "np", "pt" or "latent".
 
         Raises:
-            ArgumentError: If there is no such output type.
+            ArgumentError: If an argument has a value that is not allowed.
         """
         check_output_type(output_type)
         if output_type == "latent":
             return tokens
         grid = self.target.config.grid_size
+        check_latents(tokens, grid**2, self.codes.shape[1])
         maps = tokens.transpose(1, 2).unflatten(2, (grid, grid)).to(self.tokenizer.dtype)
         images = self.tokenizer.decoder(maps).clamp(-1, 1).float()
         return images_from_pixels(images, output_type)

@@ -1,0 +1,273 @@
+"""Arguments of image and video pipelines: a wrong value is refused in one line that names the argument."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_amused
+import tiny_flat_images
+import tiny_llamagen
+import tiny_models
+import tiny_processors
+import tiny_var
+import tiny_xomni
+import torch
+from diffusers import VQModel
+from golden import GOLDEN, expected
+from infinity_weights import SIZES, texts
+from tiny_emu35 import fill, sizes, tokenizer
+from tiny_infinity import tiny_infinity
+from tiny_mar import tiny as tiny_mar
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import mmspec
+from mmspec.decoding.stats import Meter
+from mmspec.errors import MMSpecError
+from mmspec.vision.hf.interleaved import InterleavedGenerator
+from mmspec.vision.hf.pipeline import TransformersPipeline
+from mmspec.vision.hf.xomni import XOmniConfig, XOmniForCausalLM
+from mmspec.vision.infinity import decode_bits
+from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
+from mmspec.vision.mar import MARPipeline
+from mmspec.vision.var.checkpoint import load_var
+
+# Every value is wrong for an argument that is not in `RIGHT`.
+VALUES: dict[str, Any] = {
+    "5": 5, "-2": -2, "0": 0, "2.5": 2.5, "tiny": 1e-9, "nan": math.nan, "inf": math.inf, "huge": 10**400,
+    "None": None, "True": True, "False": False, "empty": "", "x": "x", "number": "5", "bytes": b"x",
+    "[]": [], "[1]": [1], "[None]": [None], "[x]": ["x"], "[x, y]": ["x", "y"], "(1, 2)": (1, 2), "{}": {},
+    "{x}": {"x": 1}, "object": object(), "array": np.zeros(3), "np.float": np.float32(2.5), "np.int": np.int64(3),
+    "tensor": torch.ones(2), "scalar": torch.tensor(3), "path": Path("x"), "type": int, "function": lambda: 1,
+    "dtype": torch.float16, "generator": torch.Generator(), "generators": [torch.Generator()],
+}  # fmt: skip
+NUMBERS = "5 2.5 np.float np.int"
+# Values that are right for an argument of some pipeline.
+RIGHT = {
+    "prompt": "None empty x number [x] [x, y]",
+    "negative_prompt": "None empty x number [x]",
+    "class_labels": "None 5 0 [1] (1, 2) np.int scalar",
+    "seed": "None 5 0 [1] np.int scalar huge",
+    "seeds": "None 5 0 (1, 2) np.int scalar huge",
+    "temperature": f"None {NUMBERS} 0 tiny (1, 2)",
+    "top_k": "None 5 0 np.int",
+    "top_p": "None tiny",
+    "min_p": "None 0 tiny",
+    "typical_p": "None tiny",
+    "guidance_scale": f"None {NUMBERS} 0 tiny",
+    "scale": f"{NUMBERS} 0 tiny",
+    "cfg_interval": "5 0 np.int",
+    "num_images_per_prompt": "5 np.int",
+    "num_videos_per_prompt": "5 np.int",
+    "generator": "None generator generators",
+    "return_dict": "True False",
+    "measure_entropy": "True False",
+    "measure_distance": "True False",
+    "on_step": "None function type",
+    "callback_on_step_end": "None function type",
+    "callback_on_step_end_tensor_inputs": "[]",
+    "steps": "None 5 np.int",
+    "head_steps": "None 5 np.int",
+    "ahead": "np.int",
+    "refresh": "np.int",
+    "confidence": "0 tiny",
+    "large_scales": "None np.int",
+    "max_new_tokens": "5 np.int",
+    "extent": "None (1, 2)",
+}
+OPTIONAL = "height width recipe cfg_schedule keep prompt_embeds prompt_attention_mask video tokens num_input_frames"
+OPTIONAL += " text_sampling image_sampling small large_maps"
+RIGHT |= {name: "None" for name in OPTIONAL.split()}
+CONDITIONS = ("prompt", "class_labels", "prompt_embeds")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pipeline.
+
+    Attributes:
+        make: Makes it.
+        call: A call of it.
+        pixels: Whether it has the decoder of its codes.
+    """
+
+    make: Callable[[], Any]
+    call: Mapping[str, Any]
+    pixels: bool = False
+
+
+def flat(layout: str, **config: Any) -> Any:
+    model = tiny_flat_images.model(layout, **config)
+    return mmspec.load(model, processor=tiny_flat_images.tokenizer(layout), config={"layout": layout})
+
+
+def chameleon(layout: str) -> Any:
+    processor = tiny_processors.chameleon()
+    return mmspec.load(tiny_models.chameleon(), processor=processor, config={"layout": layout})
+
+
+def xomni() -> Any:
+    model = XOmniForCausalLM(XOmniConfig(**tiny_xomni.sizes()))
+    tiny_xomni.fill(model.named_parameters())
+    return TransformersPipeline(model.eval(), tiny_xomni.tokenizer())
+
+
+def llamagen() -> Any:
+    vqvae = VQModel(
+        block_out_channels=(32, 32), down_block_types=("DownEncoderBlock2D",) * 2, norm_num_groups=32,
+        up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=8, num_vq_embeddings=tiny_llamagen.V, vq_embed_dim=8,
+        lookup_from_codebook=True,
+    )  # fmt: skip
+    return LlamaGenPipeline(tiny_llamagen.tiny(model_type="c2i", num_classes=7, cls_token_num=1), vqvae.eval())
+
+
+def interleaved() -> Any:
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes()))
+    fill(model.named_parameters(), 0)
+    return InterleavedGenerator(TransformersPipeline(model.eval(), tokenizer(), layout="emu3.5"))
+
+
+def cosmos(kind: str) -> Any:
+    return mmspec.load(GOLDEN / f"cosmos_{kind}", config={"video_latent_shape": [3, 2, 4], "apply_yarn": True})
+
+
+def frames(kind: str) -> dict[str, Any]:
+    e = expected(GOLDEN / f"cosmos_{kind}")
+    return {"tokens": e["codes"][:1]} | ({"prompt_embeds": e["context"][:1]} if kind == "text" else {})
+
+
+SMALL = {"prompt": "a dog", "height": 32, "width": 32}
+CASES = {
+    "janus": Case(
+        lambda: mmspec.load(tiny_models.janus(), processor=tiny_processors.janus()), {"prompt": "a dog"}, True
+    ),
+    "emu3": Case(lambda: mmspec.load(tiny_models.emu3(), processor=tiny_processors.emu3()), SMALL, True),
+    "anole": Case(lambda: chameleon("anole"), {"prompt": "a dog"}),
+    "lumina": Case(lambda: chameleon("lumina"), {"prompt": "a dog", "height": 16, "width": 16}),
+    "glm": Case(lambda: mmspec.load(tiny_models.glm(), processor=tiny_processors.glm()), SMALL),
+    "imagegpt": Case(lambda: mmspec.load(tiny_models.imagegpt(), processor=tiny_processors.imagegpt()), {}, True),
+    "simplear": Case(lambda: flat("simplear"), SMALL),
+    "liquid": Case(lambda: flat("liquid", max_position_embeddings=1200), {"prompt": "a dog"}),
+    "flat-emu3": Case(lambda: flat("emu3"), SMALL),
+    "emu3.5": Case(lambda: flat("emu3.5"), SMALL),
+    "x-omni": Case(xomni, SMALL),
+    "interleaved": Case(interleaved, SMALL | {"max_new_tokens": 20}),
+    "llamagen": Case(llamagen, {"class_labels": 1}, True),
+    "llamagen-text": Case(
+        lambda: LlamaGenPipeline(tiny_llamagen.tiny()),
+        {"prompt_embeds": torch.zeros(1, tiny_llamagen.T, tiny_llamagen.C)},
+    ),
+    "shapes": Case(lambda: mmspec.load("shapes"), {"prompt": "a red circle"}, True),
+    "shapes-latent": Case(lambda: mmspec.load("shapes-latent"), {"prompt": "a red circle"}, True),
+    "scenes": Case(lambda: mmspec.load("scenes"), {"prompt": "a red 7 at the top left"}, True),
+    "mar": Case(lambda: MARPipeline(tiny_mar()), {"class_labels": 1}),
+    "var": Case(tiny_var.tiny_var_pipeline, {"class_labels": 1}, True),
+    "amused": Case(tiny_amused.tiny_amused, {"prompt": "a dog", "steps": 3}, True),
+    "cosmos": Case(lambda: cosmos("base"), frames("base")),
+    "cosmos-text": Case(lambda: cosmos("text"), frames("text")),
+}
+
+
+def problem(name: str, value: Any, call: Callable[[], Any]) -> str | None:
+    """Why a call with a wrong value of an argument is not refused as it should be; None if it is."""
+    try:
+        call()
+    except MMSpecError as error:
+        text = str(error)
+        # Conditions exclude each other, so that one is named for another.
+        clear = (name in text or name in CONDITIONS) and "\n" not in text and len(text) < 700
+        return None if clear else f"{name}={value!r:.60}: {text[:200]}"
+    except Exception as error:
+        return f"{name}={value!r:.60}: {type(error).__name__}: {str(error)[:200]}"
+    return f"{name}={value!r:.60} is accepted"
+
+
+def problems(names: Iterable[str], call: Callable[[str, Any], Any], right: str | None = None) -> list[str]:
+    """The wrong values that are not refused as they should be.
+
+    Args:
+        names: Arguments.
+        call: Calls with a value of an argument.
+        right: Names of the right values; None is those in `RIGHT`.
+    """
+    found = []
+    for name in names:
+        allowed = re.split(r" (?![^(\[]*[)\]])", RIGHT.get(name, "") if right is None else right)
+        wrong = (value for label, value in VALUES.items() if label not in allowed)
+        found += [problem(name, value, partial(call, name, value)) for value in wrong]
+    return [each for each in found if each is not None]
+
+
+def replaced(given: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """A call with another value of an argument, without the arguments that exclude it."""
+    excluded = CONDITIONS if name in CONDITIONS else ("seed",) if name == "generator" else ()
+    return {key: old for key, old in given.items() if key not in excluded} | {name: value}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_wrong_values_are_refused(case: str) -> None:
+    own = CASES[case]
+    pipe, given = own.make(), {"seed": 0, "output_type": "np" if own.pixels else "latent", **own.call}
+    method = pipe.stream if isinstance(pipe, InterleavedGenerator) else pipe.__call__
+    found = problems(inspect.signature(method).parameters, lambda name, value: pipe(**replaced(given, name, value)))
+    if own.pixels:
+        size = {name: own.call[name] for name in ("height", "width") if name in own.call}
+        found += problems(["tokens"], lambda _, value: pipe.decode(value, **size), right="")
+        found += problems(["output_type"], lambda _, value: pipe.decode(torch.zeros(1, 1), output_type=value))
+    assert not found, "\n".join(found)
+
+
+def test_wrong_values_of_infinity_are_refused() -> None:
+    model = tiny_infinity()
+    given: dict[str, Any] = {
+        "large": model,
+        "texts": texts(),
+        "sizes": SIZES,
+        "seeds": [0, 1],
+        "meter": Meter(model.device, 2),
+    }
+    names = ("texts", "sizes", "sampling", "scale", "extent", "small", "large_maps")
+    found = problems(names, lambda name, value: decode_bits(**(given | {name: value})))
+    found += problems(["seed"], lambda _, value: decode_bits(**(given | {"seeds": value})), right=RIGHT["seeds"])
+    assert not found, "\n".join(found)
+
+
+LOADING: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "layout": (lambda value: mmspec.load(tiny_models.janus(), config={"layout": value}), "None"),
+    "video_latent_shape": (lambda value: mmspec.load(GOLDEN / "cosmos_base", config={"video_latent_shape": value}), ""),
+    "apply_yarn": (lambda value: mmspec.load(GOLDEN / "cosmos_base", config={"apply_yarn": value}), "None True False"),
+    "draft_model": (lambda value: mmspec.load(GOLDEN / "cosmos_base", config={"draft_model": value}), "None"),
+    "patch_nums": (
+        lambda value: load_var(GOLDEN / "var" / "var_d2.pth", {"patch_nums": value}),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(LOADING))
+def test_wrong_values_of_options_are_refused(name: str) -> None:
+    load, right = LOADING[name]
+    found = problems([name], lambda _, value: load(value), right)
+    assert not found, "\n".join(found)
+
+
+# Those whose guidance is off at 1, without long images.
+GUIDED = ["janus", "emu3", "anole", "lumina", "simplear", "flat-emu3", "emu3.5", "llamagen", "mar", "amused"]
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_guidance_of_1_and_below_is_off(name: str) -> None:
+    """As in diffusers; a scale of 0 is not the unconditional distribution, which ignores the prompt."""
+    case = CASES[name]
+    pipe = case.make()
+    call: dict[str, Any] = {**case.call, "output_type": "latent", "seed": 0, "recipe": "plain"}
+    off, none, half, guided = (pipe(**call, guidance_scale=scale).tokens for scale in (1, 0, 0.5, 3.0))
+    assert torch.equal(off, none) and torch.equal(off, half) and not torch.equal(off, guided)
