@@ -131,7 +131,7 @@ def test_later_calls_replay_the_graphs_of_the_first(name: str, recipe: str, reco
 def test_rows_that_end_leave_the_graphs_to_the_others(recordings: Recordings) -> None:
     model = tiny.dia()
     call = {name: torch.cat([value, value]) if isinstance(value, Tensor) else value for name, value in dia(1).items()}
-    options = {"seed": [5, 6, 7, 8]}
+    options: dict[str, Any] = {"seed": [5, 6, 7, 8]}
     wanted = eager(recordings, lambda: columns(model, call, **options))
     ends = (wanted[..., 2] == 16).any(1)
     lengths = torch.where(ends, (wanted[..., 2] == 16).int().argmax(1), wanted.shape[1])

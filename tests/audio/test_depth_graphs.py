@@ -195,18 +195,8 @@ class Broken:
 
         patch.setattr(CapturedDepth, "begin", begin)
 
-    @staticmethod
-    def rows(patch: pytest.MonkeyPatch) -> None:
-        """Rows that have left the frame, in the place of those that are still running."""
 
-        def select_rows(depth: CapturedDepth, row_ids: list[int]) -> None:
-            depth._rows = depth._rows[: len(row_ids)]
-            depth._index = slice(len(row_ids))
-
-        patch.setattr(CapturedDepth, "select_rows", select_rows)
-
-
-@pytest.mark.parametrize("name", ["backbone", "text", "depth", "frame", "rows"])
+@pytest.mark.parametrize("name", ["backbone", "text", "depth", "frame"])
 def test_what_an_earlier_call_leaves_is_detected(
     captures: Captures, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -112,7 +112,7 @@ def test_both_loops_can_be_captured(name: str, tmp_path: Path, monkeypatch: pyte
     backbone, depth = made[:2]
     assert isinstance(backbone, CausalTarget) and isinstance(depth, DepthTarget)
     if name != "qwen3-omni":  # whose experts ask for a driver
-        assert not problems(traced_reads(backbone, backbone.cell))
+        assert not problems(traced_reads(backbone))
     assert not problems(traced_reads(depth))
 
 
@@ -122,7 +122,7 @@ def test_both_loops_of_moshi_can_be_captured(monkeypatch: pytest.MonkeyPatch) ->
     with made_targets(monkeypatch) as made, pytest.raises(Enough):
         model.generate(**inputs, custom_generate=mmspec.generate, recipe="scd:window=3", max_new_tokens=4, on_step=stop)
     backbone, depth = made[:2]
-    assert not problems(traced_reads(backbone, backbone.cell)) and not problems(traced_reads(depth))
+    assert not problems(traced_reads(backbone)) and not problems(traced_reads(depth))
 
 
 def test_what_a_device_selects_is_what_a_cpu_does() -> None:

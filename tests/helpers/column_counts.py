@@ -20,7 +20,7 @@ import torch
 from counted_device import DEVICE, CountedColumns, counted_device
 from torch import Tensor
 
-from mmspec.audio.models.dia.decoding import DiaGuidance, DiaTarget
+from mmspec.audio.models.dia.decoding import DiaGuidance, DiaTarget, LatestColumn
 from mmspec.audio.models.higgs.decoding import HiggsTarget, RepetitionLimit
 from mmspec.audio.models.higgs_v3.decoding import HiggsV3Target
 from mmspec.audio.models.moss_tts.decoding import MossTarget
@@ -68,7 +68,8 @@ def musicgen(inner: Any, rows: int) -> Any:
 def dia(inner: Any, rows: int) -> Any:
     ids = SimpleNamespace(eos_token_id=VOCAB - 2, pad_token_id=VOCAB - 1)
     config = SimpleNamespace(delay_pattern=[0, 1, 2], decoder_config=ids)
-    return DiaTarget(inner, columns_before(rows), DiaGuidance(2.0, 5), LENGTH - 3, config)
+    last = [LatestColumn() for _ in range(rows)]
+    return DiaTarget(inner, columns_before(rows), DiaGuidance(2.0, 5), LENGTH - 3, last, config)
 
 
 def higgs(inner: Any, rows: int, repetition: RepetitionLimit | None = None) -> Any:

@@ -49,7 +49,7 @@ def traced_reads(target: Any, cell: tuple[int, ...] = ()) -> list[Trace]:
         rows = target.rows * target.cfg_factor
         found = []
         for width in (1, 3):
-            tokens = torch.zeros(rows, width, *(target.cell or cell), dtype=torch.int64, device=device)
+            tokens = torch.zeros(rows, width, *(getattr(target, "cell", ()) or cell), dtype=torch.int64, device=device)
             slots = torch.arange(width, device=device).repeat(rows, 1) + target.capacity - width
             call = partial(target.read, tokens, slots, target.capacity)
             call()  # allocates
