@@ -77,16 +77,20 @@ class DepthGraphs:
     def __init__(self, module: nn.Module, rows: int) -> None:
         self._module, self._rows = module, rows
         self._captured: CapturedDepth | None = None
+        self._captures: bool | None = None  # whether calls may be captured; asked once, as a module has many parts
 
     def of(self, frame: Frame) -> Frame | CapturedDepth:
         """A target that reads what `frame` would; the one of the frame before must not be used any more."""
-        if not use_cuda_graphs(frame.device) or is_dispatched(self._module, frame.device):
+        if self._captures is None:
+            self._captures = use_cuda_graphs(frame.device) and not is_dispatched(self._module, frame.device)
+        if not self._captures:
             return frame
-        own, self._rows = self._captured, max(self._rows, frame.rows)
-        if own is None or not own.fits(frame):
+        self._rows = max(self._rows, frame.rows)
+        if self._captured is not None and not self._captured.fits(frame):
             self._captured = None  # it gives its graphs back
-            own = self._captured = use_kept_graphs(CapturedDepth, frame.with_rows(self._rows), self._module)
-        return own.begin(frame)
+        if self._captured is None:
+            self._captured = use_kept_graphs(CapturedDepth, frame.with_rows(self._rows), self._module)
+        return self._captured.begin(frame)
 
 
 class CapturedDepth:

@@ -147,7 +147,9 @@ class GraphCache:
         part: EarlyExit | None = None,
         cell: tuple[int, ...] = (),
     ) -> _CapturedCall | None:
-        """The captured call of a shape, captured now if it is new; None if it cannot be captured."""
+        """The captured call of a shape, captured now if it is new; None if a call of its part cannot be captured."""
+        if not self.works(part):  # another attempt would run the call, to warm up, and fail again
+            return None
         found = self._calls.get((width, end, part))
         if found is None:
             found = _CapturedCall(batch_size, width, end, device, part, cell)

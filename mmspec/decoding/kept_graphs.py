@@ -201,7 +201,9 @@ def _drop_with_weights(sets: KeptGraphs, kept: _Kept, model: nn.Module, device: 
     for weight in (*model.parameters(), *model.buffers()):
         if weight.numel() and weight.device == device:
             # Objects that hold on to a weight, such as a `state_dict`, do not hold on to the graphs.
-            finalize(weight.untyped_storage(), drop, ref(sets), ref(kept)).atexit = False
+            waits = finalize(weight.untyped_storage(), drop, ref(sets), ref(kept))
+            waits.atexit = False
+            finalize(kept, waits.detach).atexit = False  # graphs that are not kept leave nothing here
             return
 
 

@@ -474,6 +474,8 @@ def _at(embeds: Tensor, index: Tensor) -> Tensor:
 
 def extended(embeds: Tensor, length: int) -> Tensor:
     """Embeddings [B, n, D] as [B, length, D]: the last is repeated."""
+    if embeds.shape[1] == length:  # in the same place, where graphs may read it
+        return embeds
     return torch.cat([embeds, embeds[:, -1:].expand(-1, length - embeds.shape[1], -1)], dim=1)
 
 

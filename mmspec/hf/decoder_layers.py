@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -111,7 +112,7 @@ def chosen_layers(decoder: Any, layers: Iterable[int]) -> Callable[..., Any]:
 
 @contextmanager
 def bridged(decoder: Any, layer: int, before: Tensor, after: Tensor) -> Iterator[None]:
-    """Adds what layers did in an earlier call to the input of the layer that follows them.
+    """Adds what layers did in an earlier call to the input of the layer that follows them, in the calls of this thread.
 
     Args:
         decoder: A transformers decoder.
@@ -120,7 +121,13 @@ def bridged(decoder: Any, layer: int, before: Tensor, after: Tensor) -> Iterator
         after: Their output there, [R, W, D].
     """
 
-    def add(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    thread = get_ident()
+
+    def add(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if get_ident() != thread:  # another decode, with the same module
+            return None
         hidden = args[0] if args else kwargs["hidden_states"]
         # In this order, slots where nothing has changed keep their states to the last bit.
         hidden = after.to(hidden) + (hidden - before.to(hidden))

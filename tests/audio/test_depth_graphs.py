@@ -313,3 +313,38 @@ def test_frames_that_join_a_batch(captures: Captures, monkeypatch: pytest.Monkey
             return [first.state.tokens(row).tolist() for row in range(2)]
 
     assert joined(True) == joined(False)
+
+
+def test_frames_that_join_in_a_free_place_capture_nothing(captures: Captures) -> None:
+    """The text that is added to frames is read where it was before."""
+    family = Qwen3TTS()
+
+    def prompted(rows: slice) -> Qwen3TTSFrames:
+        return Qwen3TTSFrames(family.model, family.prompts[rows], 9, 0, 1.05)
+
+    frame = torch.ones(2, family.model.config.codebooks, dtype=torch.int64)
+    with torch.inference_mode():
+        first, second = prompted(slice(2)), prompted(slice(1, 2))
+        first.start()
+        second.start()
+        first.step(frame)
+        count = captures.count
+        first.select_rows([0])
+        first.join(second, [1])
+        first.step(frame)
+    assert count and captures.count == count
+
+
+def test_a_decode_asks_once_whether_its_depth_may_be_captured(
+    captures: Captures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer takes a walk over all parts of the module."""
+    asked, family = list[Any](), Csm()
+
+    def is_dispatched(module: Any, device: torch.device) -> bool:
+        asked.append(module)
+        return False
+
+    monkeypatch.setattr(captured_depth, "is_dispatched", is_dispatched)
+    family.frames(0)
+    assert asked == [family.model.depth_decoder]

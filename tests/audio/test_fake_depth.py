@@ -7,6 +7,7 @@ on data, or a copy from the host, would fail a capture, and decoding would silen
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ def csm(folder: Path) -> Any:
     return CsmFrames(model, embeds, torch.ones(2, 3, dtype=torch.bool), 4)
 
 
+def qwen3_tts(folder: Path) -> Any:
+    own = deepcopy(golden_qwen3_tts.model())  # other tests use the model itself, which must not be moved
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(golden_qwen3_tts, "model", lambda: own)
+        return golden_qwen3_tts.CASES[1].frames(4)
+
+
 def omni(folder: Path) -> Any:
     talker = tiny_omni.qwen3().talker
     embeds, mask = torch.randn(2, 3, talker.config.text_config.hidden_size), torch.ones(2, 3, dtype=torch.bool)
@@ -84,7 +92,7 @@ def moss_v1(folder: Path) -> Any:
 
 DEPTH_MODELS: dict[str, Callable[[Path], Any]] = {
     "csm": csm,
-    "qwen3-tts": lambda folder: golden_qwen3_tts.CASES[1].frames(4),
+    "qwen3-tts": qwen3_tts,
     "qwen3-omni": omni,
     "heartmula": song,
     "fish-s2": fish,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 import numpy as np
 import pytest
@@ -295,11 +295,14 @@ def test_graphs_do_not_keep_their_model_alive(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_graphs_of_a_part_that_fails_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = list[int]()
+
     class FakeCapture:
         def __init__(self, *shape: Any) -> None:
             self._width = shape[1]
 
         def capture(self, read: Any, pool: object, first: bool) -> None:
+            attempts.append(self._width)
             if self._width == 3:
                 raise RuntimeError("cannot be captured")
             self._pool = pool
@@ -317,4 +320,18 @@ def test_the_graphs_of_a_part_that_fails_are_freed(monkeypatch: pytest.MonkeyPat
     del inner
     assert graphs.call(read, 1, 3, 8, device, part) is None and not graphs.works(part)
     assert pool() is None and call() is None
+    assert [graphs.call(read, 1, width, 8, device, part) for width in (3, 2)] == [None, None]
+    assert attempts == [2, 2, 3], "each attempt would run the model, and fail again"
     assert graphs.works() and graphs.call(read, 1, 2, 8, device) is whole
+
+
+def test_graphs_that_are_not_kept_leave_nothing_with_the_weights(
+    captures: Captures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmspec.decoding.kept_graphs.MAX_BYTES", 0)
+    model = llama()
+    tokens(model, PROMPTS[0])
+    waiting: Any = finalize
+    count = len(waiting._registry)
+    tokens(model, PROMPTS[0])
+    assert len(waiting._registry) == count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, reuses_updates
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
+from mmspec.hf.decoder_layers import bridged
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget
@@ -93,3 +95,20 @@ def test_refusals() -> None:
         refuse(f"scd:refresh=outer,layers={layers}", f"layers={layers} is not allowed with refresh=outer; it must be 2")
     toy.can_reuse_updates = False
     refuse("scd:refresh=outer", "refresh=outer is not possible here: ToyTarget cannot reuse what its layers have added")
+
+
+def test_another_thread_does_not_get_what_layers_added() -> None:
+    """Decodes of one model share its layers."""
+    target = causal(layers=4)
+    tokens, at = torch.ones(2, 5, dtype=torch.int64), np.array([0, 0])
+
+    def read() -> Tensor:
+        with torch.inference_mode():
+            found: Tensor = target.forward(tokens, at).cond
+            return found
+
+    with torch.inference_mode():
+        target.prefill()
+    wanted, added = read(), torch.ones(4, 5, 1)
+    with ThreadPoolExecutor(1) as pool, bridged(target._backbone.decoder, 3, torch.zeros_like(added), added):
+        assert torch.equal(pool.submit(read).result(), wanted) and not torch.equal(read(), wanted)

@@ -279,7 +279,7 @@ class DiaTarget(HistoryTarget):
         z = z.masked_fill((code > self._end) | ((code == self._end) & (self._delays > 0)[:, None]), -torch.inf)
         is_end = z.argmax(-1, keepdim=True) == self._end
         for row, column in zip(*np.nonzero(positions == self._latest), strict=True):
-            self._last[row].is_end = is_end[row, column, 0, 0].clone()
+            self._last[row].is_end = is_end[row, column, 0, 0]
         z = z.masked_fill(torch.where(is_end, code != self._end, code == self._end), -torch.inf)
         ended = self._history.first(self._end, 1, positions)
         position = on_device(positions, z.device)
