@@ -23,6 +23,9 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 KEPT = 4  # as in `mmspec.decoding.loop`: finished rows are dropped once they are one in so many
 RUNS = 10  # one after the other on a new model
 NOISE = 0.05  # of measured seconds
+SPELL, EVERY = 30, 150  # single steps that a slow spell takes, one in so many
+SLOW = 2.5  # times what calls take otherwise
+STOPS = (0.03, 0.13, 0.2)  # shares of plain decoding's time, what the best width may lose before it stops
 
 # Milliseconds of calls of 1, 2, ... 32 tokens with their drafts, by rows: one thread of a CPU.
 CPU = {
@@ -84,11 +87,15 @@ class Result(NamedTuple):
 
     Attributes:
         auto: With `window=auto`.
+        shared: The same on a machine with slow spells, which the policy measures but which are not counted.
         best: With the best fixed width of the setting, plain decoding included.
+        stopped: With that width until the run cannot stay below a bound otherwise, by bounds of `STOPS`.
     """
 
     auto: NDArray[np.float64]
+    shared: NDArray[np.float64]
     best: NDArray[np.float64]
+    stopped: list[NDArray[np.float64]]
 
 
 @cache
@@ -128,44 +135,65 @@ def cost(device: Device, rows: int, width: int, apart: bool) -> float:
 
 
 def replay(
-    policy: WindowPolicy, setting: Setting, images: NDArray[np.int64], rng: np.random.Generator, noise: float
+    policy: WindowPolicy,
+    setting: Setting,
+    seed: tuple[int, int],
+    noise: float = 0.0,
+    slow: float = 1.0,
+    bound: float = float("inf"),
 ) -> float:
-    """Milliseconds of a run; what the policy measures differs from it by a share of up to `noise`.
+    """Milliseconds of a run, which follows `mmspec.decoding.loop.RunningBatch.step`.
 
-    Follows `mmspec.decoding.loop.RunningBatch.step`.
+    Args:
+        policy: The policy.
+        setting: What is decoded, and where.
+        seed: The sequence of runs, and the run. The same images gain the same at the same places, whatever the policy.
+        noise: The share by which what the policy measures differs, at most, from what is counted.
+        slow: What calls take in slow spells, over what is counted. A first run begins with a spell.
+        bound: Milliseconds beyond which the run would take longer with one more window that gains one token than by
+            single steps alone: these follow.
     """
     gains, device, rows, tokens = setting
-    tables, places = recorded()[gains], next(iter(recorded()[gains].values())).shape[1]
+    tables = recorded()[gains]
+    count, places = next(iter(tables.values())).shape
+    rng, noisy = np.random.default_rng(seed), np.random.default_rng((*seed, 1))
+    images, nearby = rng.integers(0, count, rows), rng.integers(-2, 3, (rows, tokens))
+    phase = float(noisy.uniform(0, EVERY)) if seed[1] else 0.0
     if isinstance(policy, AdaptiveWindow):
         policy.begin(tokens, rows)
     lengths, time = np.ones(rows, dtype=np.int64), 0.0
     running = np.arange(rows)  # rows in the batch, some of which may have finished
-    before = 1
+    before, step, stopped = 1, cost(device, rows, 1, False), False
     while (alive := running[lengths[running] < tokens]).size:
+        alive = alive[np.argsort(lengths[alive], kind="stable")]
         whole, at = len(alive) == rows, lengths[alive]
-        apart = bool((at != at[0]).any())
+        apart = bool(at[0] != at[-1])
         width = policy.choose() if whole else policy.settled()
+        if bound < float("inf"):
+            window, single = (cost(device, len(running), w, apart) for w in (width, 1))
+            stopped = stopped or time + window + single * (tokens - at[0] - 1) > bound
+            width = 1 if stopped else width
         calls = 1
         if width == 1:
-            calls = min(policy.steps(), int(tokens - at.min()))
+            calls = min(policy.steps(), int(tokens - at[0]))
             gained = np.full(len(alive), calls)
         else:
             table = tables[width, True] if before == 1 else tables[min(before, width), False]
-            place = at * places // tokens + rng.integers(-2, 3, len(alive))
+            place = at * places // tokens + nearby[alive, at]
             gained = table[images[alive], place.clip(0, places - 1)]
         untied = None
         if width > 1 and whole and not apart and policy.together():
             untied, gained = float(gained.mean()), np.full(len(alive), gained.min())
         after = np.minimum(at + gained, tokens)
-        # As measured in a decode: the gain of the quarter with the fewest tokens.
-        slowest = np.argsort(at, kind="stable")[: -(-len(alive) // 4)]
-        advanced = float((after - at)[slowest].mean()) / calls
-        call = cost(device, len(running), width, apart)
+        # As measured in a decode: the gain of the quarter with the fewest tokens, which come first.
+        advanced = float((after - at)[: -(-len(alive) // 4)].mean()) / calls
         lengths[alive] = after
+        call = cost(device, len(running), width, apart)
+        spell = (time / step + phase) % EVERY < SPELL
         time += call * calls
         before = width
         if whole:
-            seconds = call * float(rng.uniform(1 - noise, 1 + noise))
+            seconds = call * float(noisy.uniform(1 - noise, 1 + noise)) * (slow if spell else 1.0)
             policy.record(width, seconds, advanced if untied is None else untied, calls, advanced)
         finished = lengths[running] >= tokens
         if finished.sum() * KEPT >= len(running):
@@ -176,43 +204,59 @@ def replay(
 def measure(setting: Setting, seeds: int) -> Result:
     """Runs one after the other on a new model, and each fixed width with the same images."""
     plain = cost(setting.device, setting.rows, 1, False) * (setting.tokens - 1)
-    images = len(next(iter(recorded()[setting.gains].values())))
+    numbers = [(seed, number) for seed in range(seeds) for number in range(RUNS)]
 
-    def run(policy: WindowPolicy, seed: int, number: int, noise: float = 0.0) -> float:
-        chosen = np.random.default_rng((seed, number)).integers(0, images, setting.rows)
-        return replay(policy, setting, chosen, np.random.default_rng((seed, number, 1)), noise) / plain
+    def times(runs: list[float]) -> NDArray[np.float64]:
+        return np.array(runs).reshape(seeds, RUNS) / plain
 
-    times = {width: np.ones((seeds, RUNS)) for width in (0, *WIDTHS)}
-    for seed in range(seeds):
-        policy = AdaptiveWindow()
-        for number in range(RUNS):
-            times[0][seed, number] = run(policy, seed, number, NOISE)
-            for width in WIDTHS[1:]:
-                times[width][seed, number] = run(FixedWindow(width), seed, number)
-    return Result(times[0], min((times[width] for width in WIDTHS), key=np.mean))
+    def auto(slow: float) -> NDArray[np.float64]:
+        policies = [AdaptiveWindow() for _ in range(seeds)]
+        return times([replay(policies[seed[0]], setting, seed, NOISE, slow) for seed in numbers])
+
+    def fixed(width: int, bound: float = float("inf")) -> NDArray[np.float64]:
+        return times([replay(FixedWindow(width, 16), setting, seed, bound=bound) for seed in numbers])
+
+    found = {1: np.ones((seeds, RUNS))} | {width: fixed(width) for width in WIDTHS[1:]}
+    best = min(found, key=lambda width: float(found[width].mean()))
+    stopped = [fixed(best, (1 + stop) * plain) if best > 1 else found[1] for stop in STOPS]
+    return Result(auto(1.0), auto(SLOW), found[best], stopped)
+
+
+def lost(time: NDArray[np.float64], best: NDArray[np.float64], span: slice) -> float:
+    """The share of a best width's time that is lost to it in some of the runs."""
+    return float(time[:, span].sum() / best[:, span].sum() - 1)
 
 
 def table(results: dict[Setting, Result]) -> str:
-    """The time lost to the best fixed width, and the longest time over plain decoding, by batch and tokens."""
+    """The time lost to the best fixed width, and the longest times over plain decoding, by batch and tokens."""
     lines = [
-        "| batch | tokens | settings | run 1 | run 2 | runs 2-10 | worst setting | to plain: run 1 | runs 2-10 |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| batch | tokens | settings | run 1 | runs 2-10 | worst | slow spells: run 1 | runs 2-10 "
+        "| to plain: run 1 | runs 2-10 | single | best width |",
+        "|" + " ---: |" * 12,
     ]
+    first, later = slice(0, 1), slice(1, None)
     sizes = sorted({(setting.rows, setting.tokens) for setting in results})
     for rows, tokens in [*sizes, (0, 0)]:
         found = [r for s, r in results.items() if not rows or (s.rows, s.tokens) == (rows, tokens)]
-        spans = slice(0, 1), slice(1, 2), slice(1, None)
-        lost = np.array([[r.auto[:, span].sum() / r.best[:, span].sum() - 1 for span in spans] for r in found])
-        means = np.array([r.auto.mean(0) for r in found]) - 1
-        cells = [*lost.mean(0), lost[:, 2].max(), means[:, 0].max(), means[:, 1:].max()]
+        own = [[lost(r.auto, r.best, span) for r in found] for span in (first, later)]
+        shared = [np.mean([lost(r.shared, r.best, span) for r in found]) for span in (first, later)]
+        to_plain = [max(r.auto[:, span].mean() for r in found) - 1 for span in (first, later)]
+        single = [max(time.max() for time in times) - 1 for times in ([r.auto for r in found], [r.best for r in found])]
+        cells = [np.mean(own[0]), np.mean(own[1]), max(own[1]), *shared, *to_plain, *single]
         name = f"{rows} | {tokens}" if rows else "all | all"
         lines.append(f"| {name} | {len(found)} | " + " | ".join(f"{100 * cell:.1f} %" for cell in cells) + " |")
+    for at, stop in enumerate(STOPS):
+        mean = np.mean([lost(r.stopped[at], r.best, slice(None)) for r in results.values()])
+        longest = max(float(r.stopped[at].max()) for r in results.values()) - 1
+        lines.append(
+            f"\nThe best width with a stop at {stop:.0%}: {mean:.1%} lost, longest run {longest:.1%} over plain."
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=2, help="sequences of ten runs per setting (default: 2)")
+    parser.add_argument("--seeds", type=int, default=4, help="sequences of ten runs per setting (default: 4)")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     groups = (("Settings like those that the constants were chosen on", CHOSEN_ON, (1, 8, 25), (64, 256)),
