@@ -126,18 +126,21 @@ def ratio_of(parts: Array, totals: Array, groups: Sequence[Any] | None = None) -
     """The sum of parts over the sum of totals, float64 [N] each, such as errors and words; a ratio may exceed 1.
 
     Args:
-        parts: At least 0.
-        totals: At least 0.
+        parts: At least 0, finite.
+        totals: At least 0, finite. What is below 1, such as a prompt without a word, counts as 1 in the largest ratio.
         groups: As in `share_of`.
 
     Raises:
-        ArgumentError: As `share_of`.
+        ArgumentError: As `share_of`, or if a part or a total is below 0 or not finite.
     """
+    for name, numbers in (("parts", parts), ("totals", totals)):
+        if not ((numbers >= 0) & (numbers < np.inf)).all():
+            raise ArgumentError(f"{name} from {numbers.min():g} to {numbers.max():g} are not allowed; give finite ones")
     members = members_of(len(parts), groups)
     if len(members) < 2:
         raise ArgumentError(f"an interval needs at least 2 samples, or prompts; there are {len(members)}")
     by_group = np.array([(parts[index].sum(), totals[index].sum()) for index in members])
-    largest = (by_group[:, 0] / by_group[:, 1].clip(min=1e-3)).max() if (parts > totals).any() else 1.0
+    largest = (by_group[:, 0] / by_group[:, 1].clip(min=1.0)).max() if (parts > totals).any() else 1.0
     return Share(by_group[:, 0], by_group[:, 1], most=max(1.0, float(largest)))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from mmspec.errors import ArgumentError, PromptError
 
 
@@ -25,7 +27,7 @@ def check_flag(name: str, value: Any) -> None:
     Raises:
         ArgumentError: If it is neither.
     """
-    if not isinstance(value, bool):
+    if not isinstance(value, (bool, np.bool_)):
         raise ArgumentError(f"{name}={value!r} is not allowed; it must be True or False")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -15,8 +16,12 @@ Model = Annotated[
 
 
 def _chosen_seed(seed: int) -> int:
-    """A random seed for -1, which results then name."""
-    return secrets.randbits(62) if seed == -1 else seed
+    """A random seed for -1; it is printed, as not every output names it."""
+    if seed != -1:
+        return seed
+    chosen = secrets.randbits(62)
+    print(f"mmspec: note: --seed is {chosen}", file=sys.stderr)
+    return chosen
 
 
 Seed = Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from mmspec.decoding.kept_graphs import ROUND, with_kept_graphs
 from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
-from mmspec.hf.decoder_layers import DecoderLayers, bridged, chosen_layers, count_layers
+from mmspec.hf.decoder_layers import DecoderLayers, Gap, bridged_layers, chosen_layers, count_layers
 from mmspec.hf.fused_layers import can_fuse, fused_features
 from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.slot_cache import SlotCache
@@ -363,7 +362,7 @@ class CausalTarget:
         """Hidden states [R, W, D] of tokens that have the position ids of `slots`, int64 [R, W]."""
         positions = self._positions[:, : len(slots)].gather(2, slots.expand(len(self._positions), -1, -1))
         collects = bool(self._collected) and early_exit is None
-        with without_plans(self.device), folded_groups(self.device), self._bridge(early_exit):
+        with without_plans(self.device), folded_groups(self.device):
             out = self._decoder(early_exit)(
                 inputs_embeds=embeds,
                 attention_mask=mask,
@@ -377,18 +376,14 @@ class CausalTarget:
             self._layer_features = torch.cat([out.hidden_states[n].to(device) for n in self._collected], dim=-1)
         return out.last_hidden_state
 
-    def _bridge(self, early_exit: EarlyExit | None) -> AbstractContextManager[None]:
-        """Adds what the skipped layers of an early exit did in the last full call, if it reuses that."""
-        if early_exit is None or not early_exit.reuse:
-            return nullcontext()
-        before, after = self.layer_features().chunk(2, dim=-1)
-        return bridged(self._backbone.decoder, early_exit.gap[1], before, after)
-
     def _decoder(self, early_exit: EarlyExit | None) -> Callable[..., Any]:
         """The whole decoder, or the layers that an early exit runs."""
         layers = tuple(n for n in range(self.layers) if early_exit is None or early_exit.runs(n))
         if len(layers) == self.layers:
             return self._backbone.decoder
+        if early_exit is not None and early_exit.reuse:
+            before, after = self.layer_features().chunk(2, dim=-1)
+            return bridged_layers(self._backbone.decoder, layers, early_exit.gap[1], Gap(before, after))
         if layers not in self._early_exits:
             self._early_exits[layers] = chosen_layers(self._backbone.decoder, layers)
         return self._early_exits[layers]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -110,36 +108,51 @@ def chosen_layers(decoder: Any, layers: Iterable[int]) -> Callable[..., Any]:
     return part
 
 
-@contextmanager
-def bridged(decoder: Any, layer: int, before: Tensor, after: Tensor) -> Iterator[None]:
-    """Adds what layers did in an earlier call to the input of the layer that follows them, in the calls of this thread.
+@dataclass
+class Gap:
+    """What layers that do not run did in an earlier call.
 
-    Args:
-        decoder: A transformers decoder.
-        layer: The layer that follows those that do not run.
-        before: The input of those layers in the earlier call, [R, W, D].
+    Attributes:
+        before: Their input there, [R, W, D].
         after: Their output there, [R, W, D].
     """
 
-    thread = get_ident()
+    before: Tensor
+    after: Tensor
 
-    def add(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if get_ident() != thread:  # another decode, with the same module
-            return None
+    def __call__(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Adds it to the input of the layer that follows them, as a forward pre-hook."""
         hidden = args[0] if args else kwargs["hidden_states"]
         # In this order, slots where nothing has changed keep their states to the last bit.
-        hidden = after.to(hidden) + (hidden - before.to(hidden))
+        hidden = self.after.to(hidden) + (hidden - self.before.to(hidden))
         return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
 
-    name = _name_of_layers(decoder)
+
+def bridged_layers(decoder: Any, layers: Sequence[int], following: int, gap: Gap) -> Callable[..., Any]:
+    """As `chosen_layers`, with what the layers that do not run did in an earlier call.
+
+    Only this decoder adds it, through a layer of its own: other threads may run the layers that it shares.
+
+    Args:
+        decoder: A transformers decoder.
+        layers: The layers that run, by index, ascending.
+        following: The one of them that follows those that do not run.
+        gap: Read in each call.
+    """
+    part: Any = chosen_layers(decoder, layers)
+    name = _name_of_layers(part)
     assert name is not None, "count_layers is 0"
-    handle = getattr(decoder, name)[layer].register_forward_pre_hook(add, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    own, place = list(getattr(part, name)), list(layers).index(following)
+    layer: Any = copy(own[place])
+    for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+        setattr(layer, hooks, copy(getattr(layer, hooks)))
+    layer.register_forward_pre_hook(gap, with_kwargs=True)
+    layer._compiled_call_impl = None  # the compiled call has no hook
+    own[place] = layer
+    part._modules[name] = nn.ModuleList(own)
+    return part
 
 
 def _name_of_layers(decoder: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def row_seeds(
             of rows, or if both are given.
     """
     check_generator(generator)
-    if isinstance(seed, int) and seed == RANDOM:
+    if isinstance(seed, Integral) and seed == RANDOM:
         seed = None
     if seed is not None and generator is not None:
         raise ArgumentError("generator was given with seed; leave one of them out")

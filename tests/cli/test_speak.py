@@ -32,6 +32,17 @@ def test_texts_become_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (info.samplerate, info.channels, info.subtype) == (16000, 1, "PCM_16") and info.duration > 0.4
 
 
+def test_a_random_seed_is_printed_so_that_a_run_can_be_repeated(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first.wav", tmp_path / "second.wav"
+    assert main(["speak", "turn left", "-o", str(first), "--seed", "-1"]) == 0
+    note = next(line for line in capfd.readouterr().err.splitlines() if "--seed is " in line)
+    seed = note.rpartition(" ")[2]
+    assert main(["speak", "turn left", "-o", str(second), "--seed", seed]) == 0
+    assert first.read_bytes() == second.read_bytes() and "--seed" not in capfd.readouterr().err
+
+
 def test_a_stream_has_the_same_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "x.wav")
     messages = []

@@ -116,6 +116,33 @@ def test_rates_of_errors_are_ratios_of_sums_and_may_exceed_one() -> None:
         found.interval(1)
 
 
+def test_errors_where_nothing_may_be_wrong_count_as_those_of_one_word() -> None:
+    """A prompt without a word, of which a recognizer hears three: the interval was that of a rate of up to 3,000."""
+    found = ratio_of(np.array([3.0, 1, 0, 0]), np.array([0.0, 5, 6, 4]))
+    assert found.most == 3 and found.interval().high < 3
+    assert ratio_of(np.zeros(3), np.zeros(3)).interval().high == pytest.approx(0, abs=1e-9)
+    for wrong in (np.nan, np.inf, -1.0):
+        with pytest.raises(ArgumentError, match="parts from .* are not allowed; give finite ones"):
+            ratio_of(np.array([wrong, 1.0]), np.ones(2))
+
+
+def test_tails_of_many_different_variables_are_those_of_few_points_of_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The integral ends where nothing is left of it: of 5,000 variables long before the end of the path."""
+    points: list[int] = []
+    logarithm = np.log
+
+    def counted(x: NDArray[np.complex128]) -> NDArray[np.complex128]:
+        points.append(x.shape[-1])
+        return logarithm(x)
+
+    weights = np.random.default_rng(0).normal(size=5000)
+    monkeypatch.setattr("mmspec.metrics.exponential_sums.np.log", counted)
+    early = probability_above_zero(weights, np.ones(5000))
+    assert sum(points) < 60
+    monkeypatch.setattr("mmspec.metrics.exponential_sums._NOTHING", 0.0)
+    assert early == pytest.approx(probability_above_zero(weights, np.ones(5000)), rel=1e-9) and sum(points) > 200
+
+
 def test_tails_of_sums_of_exponential_variables() -> None:
     def above(*weights: float) -> float:
         return probability_above_zero(np.array(weights), np.ones(len(weights)))
