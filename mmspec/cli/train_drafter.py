@@ -31,6 +31,7 @@ KINDS = (
     "kangaroo",
     "prompt",
     "one-step",
+    "outer",
     "frame",
     "small",
     "retrieval",
@@ -39,7 +40,7 @@ KINDS = (
 LOSSES = ("kl", "tvd", "tvd++", "lk", "smooth-l1+ce")
 ROTARY = ("auto", "1d")
 # Tokens ahead by default, of a frame head frames; 4 for other kinds.
-DEPTHS = {"block": 15, "grid": 15, "one-step": 15, "retrieval": 15, "frame": 2}
+DEPTHS = {"block": 15, "grid": 15, "one-step": 15, "outer": 31, "retrieval": 15, "frame": 2}
 
 
 def train_drafter(
@@ -60,7 +61,8 @@ def train_drafter(
             help="eagle: a layer on the model's features; eagle3: one on features of three layers; medusa: heads on "
             "the features; hydra: heads that also read the drafts before them; block: a whole block in one pass; grid: "
             "the next row of an image; kangaroo: an adapter after an early exit; prompt: embeddings at which the model "
-            "predicts later tokens; one-step: a generator from noise in one pass; frame: whole frames of codes, for "
+            "predicts later tokens; one-step: a generator from noise in one pass; outer: "
+            "what inner layers do to a change, for refresh=outer; frame: whole frames of codes, for "
             "speech models with a depth decoder; small: a "
             "smaller model; retrieval: a datastore of the model's sequences; swift: which of its layers drafts skip."
         ),

@@ -150,3 +150,22 @@ class KVCache:
         """Copies each row's slots `source` to its slots `target` in all layers, int64 [R, D] both, all at once."""
         for store in (self.keys, self.values):
             move_slots(store, source, target)
+
+
+class LayerCopies(KVCache):
+    """A cache that is read and written without a trace: each layer is a copy of that of another cache.
+
+    Layers are apart, so that gradients can flow through the reading of one after the next one was written in place.
+
+    Args:
+        cache: The other cache.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self.keys, self.values = cache.keys, cache.values
+
+    def layer(self, index: int) -> tuple[Store, Store]:
+        """As `KVCache.layer`, copied."""
+        keys, values = super().layer(index)
+        assert isinstance(keys, Tensor) and isinstance(values, Tensor), "quantized caches have no gradients"
+        return keys.clone(), values.clone()

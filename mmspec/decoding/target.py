@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -249,6 +249,8 @@ class EarlyExit:
             skipped add to each slot what they added there in that call, instead of nothing. They must follow each
             other, `gap` must have been collected (`LayerFeatureTarget.collect_layers`), and the unconditional rows run
             as well. Only some targets support it, see `reuses_updates`.
+        change: With `reuse`, the states after the skipped layers, of those before them now and in that call, and of
+            those after them there, each [R, W, D]; None adds the difference of the first two to the last.
     """
 
     layers: int
@@ -256,10 +258,18 @@ class EarlyExit:
     recent: int = 0
     skip: tuple[int, ...] = ()
     reuse: bool = False
+    change: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def runs(self, layer: int) -> bool:
         """Whether a layer runs."""
         return layer < self.layers and layer not in self.skip
+
+    def after_gap(self, new: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """The states after the skipped layers, see `change`."""
+        if self.change is not None:
+            return self.change(new, before, after)
+        # In this order, slots where nothing has changed keep their states to the last bit.
+        return after + (new - before)
 
     @property
     def gap(self) -> tuple[int, int]:

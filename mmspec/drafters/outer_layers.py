@@ -26,6 +26,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import EarlyExit, LayerFeatureTarget
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
+from mmspec.heads.outer import OuterHead
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler, join_samplers
@@ -87,6 +88,12 @@ class OuterLayers:
         self.calls += other.calls
 
 
+def outer_layers(target: LayerFeatureTarget, count: int, head: OuterHead | None) -> EarlyExit:
+    """The first layer of a target and its last ones, `count` in all, with what takes the place of the others."""
+    skip = tuple(range(1, target.layers - count + 1))
+    return EarlyExit(target.layers, guided=True, skip=skip, reuse=True, change=head)
+
+
 def build(context: DraftingContext) -> OuterLayers:
     """Builds the refresh of the recipes `sjd` and `scd` with `refresh=outer`.
 
@@ -105,7 +112,9 @@ def build(context: DraftingContext) -> OuterLayers:
             f"layers={count} is not allowed with refresh=outer; it must be 2 or more, the first layer and the last "
             f"ones, and fewer than the {target.layers} of this model"
         )
-    early_exit = EarlyExit(target.layers, guided=True, skip=tuple(range(1, target.layers - count + 1)), reuse=True)
+    head = context.resources.heads.get("outer") if count == 2 else None
+    assert head is None or isinstance(head, OuterHead)
+    early_exit = outer_layers(target, count, head)
     part = EarlyExitTarget(target, early_exit)
     target.collect_layers(early_exit.gap)
     sampler = context.layout.sampler(context.samplings, target.device)

@@ -27,6 +27,7 @@ from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.merged_vocabulary import MergedVocabulary, cut_to_codes
 from mmspec.heads.mtp import MTPHead, has_mtp, mtp_arguments, mtp_tensors
 from mmspec.heads.one_step import OneStepHead
+from mmspec.heads.outer import OuterHead
 from mmspec.heads.prompt import PromptTokens
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.heads.speculators import (
@@ -54,6 +55,7 @@ Head = (
     | SkippedLayers
     | PromptTokens
     | OneStepHead
+    | OuterHead
 )
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -147,6 +149,8 @@ def head_arguments(
         return PromptTokens, config
     if "one_step_layers" in config:
         return OneStepHead, config
+    if "change_layers" in config:
+        return OuterHead, config
     if "skipped_layers" in config:
         return SkippedLayers, config
     if "block_size" in config:

@@ -383,7 +383,9 @@ class CausalTarget:
             return self._backbone.decoder
         if early_exit is not None and early_exit.reuse:
             before, after = self.layer_features().chunk(2, dim=-1)
-            return bridged_layers(self._backbone.decoder, layers, early_exit.gap[1], Gap(before, after))
+            return bridged_layers(
+                self._backbone.decoder, layers, early_exit.gap[1], Gap(before, after, early_exit.after_gap)
+            )
         if layers not in self._early_exits:
             self._early_exits[layers] = chosen_layers(self._backbone.decoder, layers)
         return self._early_exits[layers]

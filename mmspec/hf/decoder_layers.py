@@ -115,18 +115,19 @@ class Gap:
     Attributes:
         before: Their input there, [R, W, D].
         after: Their output there, [R, W, D].
+        after_gap: See `mmspec.decoding.target.EarlyExit.after_gap`.
     """
 
     before: Tensor
     after: Tensor
+    after_gap: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def __call__(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Adds it to the input of the layer that follows them, as a forward pre-hook."""
         hidden = args[0] if args else kwargs["hidden_states"]
-        # In this order, slots where nothing has changed keep their states to the last bit.
-        hidden = self.after.to(hidden) + (hidden - self.before.to(hidden))
+        hidden = self.after_gap(hidden, self.before.to(hidden), self.after.to(hidden))
         return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
 
 

@@ -35,6 +35,7 @@ from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.judge import Judge
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.one_step import OneStepHead
+from mmspec.heads.outer import OuterHead
 from mmspec.heads.prompt import PromptTokens
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.sampling.logits import Logits
@@ -94,10 +95,9 @@ class ToyTarget:
         sides = [side[index] for side in table]
         if early_exit is not None and early_exit.reuse:
             # What the other layers add is the difference of the whole model and the first layer, at the old prefix.
-            sides = [
-                new + (whole[self._read] - side[self._read])
-                for new, side, whole in zip(sides, table, self._tables[0], strict=True)
-            ]
+            old, whole = [side[self._read] for side in table], [side[self._read] for side in self._tables[0]]
+            states = [F.pad(torch.cat(x), (0, FEATURES - self.vocab_size)) for x in (sides, old, whole)]
+            sides = list(early_exit.after_gap(*states)[..., : self.vocab_size].chunk(len(table)))
         elif early_exit is None:
             self._read = index
         logits = Logits(sides[0], sides[1] if guided else None)
@@ -363,9 +363,12 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> Mapping[str, Hea
         one_step = OneStepHead(vocab_size, FEATURES, 24, 2, max_position_embeddings=64)
         for p in (*hydra.parameters(), *adapter.parameters(), *one_step.parameters()):
             torch.nn.init.normal_(p, std=0.5)
+        outer = OuterHead(vocab_size, FEATURES, 24, 2)
+        for p in outer.parameters():
+            torch.nn.init.normal_(p, std=0.25)
     drafters: dict[str, Head] = {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "frame": frame}
     drafters |= {"hydra": hydra, "kangaroo": adapter, "prompt": PromptTokens(vocab_size, FEATURES, 4)}
-    drafters["one-step"] = one_step
+    drafters |= {"one-step": one_step, "outer": outer}
     return {**drafters, "retrieval": store, "judge": judge, "swift": SkippedLayers(vocab_size, FEATURES, LAYERS)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any
@@ -24,6 +24,7 @@ from mmspec.heads.grid import GridHead
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.one_step import OneStepHead
+from mmspec.heads.outer import OuterHead
 from mmspec.heads.prompt import PromptTokens
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
@@ -43,6 +44,7 @@ from mmspec.training.objectives import (
     run_teacher,
 )
 from mmspec.training.one_step_objective import one_step_loss
+from mmspec.training.outer_objective import RereadsWindows, outer_losses
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
 from mmspec.training.prompt_objective import PLACES, prompt_loss
 from mmspec.training.settings import TrainingSettings
@@ -163,6 +165,15 @@ def _new_block(sizes: HeadSizes, settings: TrainingSettings) -> BlockHead:
     )
 
 
+def _new_outer(sizes: HeadSizes, settings: TrainingSettings) -> OuterHead:
+    if not isinstance(sizes.target, RereadsWindows):
+        name = type(sizes.target).__name__
+        raise ArgumentError(f"no drafter of kind 'outer' can be trained for this model: {name} rereads no windows")
+    if sizes.target.layers < 3:
+        raise ArgumentError(f"--kind outer is for models of 3 layers or more; this one has {sizes.target.layers}")
+    return OuterHead(sizes.target.vocab_size, sizes.dim, sizes.intermediate_size, sizes.heads, settings.layers)
+
+
 def _new_grid(sizes: HeadSizes, settings: TrainingSettings) -> GridHead:
     if sizes.layout.width is None:
         raise ArgumentError("--kind grid is for images, whose tokens have rows; this model generates a stream")
@@ -218,6 +229,8 @@ class DrafterKind:
         keeps_features: Whether the target's features may be stored with the sequences.
         head: Whether the drafter is a head; else it is a small model, which the pipeline builds.
         slack: Tokens that the loss reads past the end of a sequence, by the depth of the drafter.
+        decodes: Yields the losses of a step, one update each, from windows that it decodes with the drafter; `loss` and
+            `teach` are then not used, and no sequences are generated. None for other kinds.
     """
 
     recipe: str
@@ -227,6 +240,7 @@ class DrafterKind:
     keeps_features: bool = True
     head: bool = True
     slack: Callable[[int], int] = lambda depth: 1
+    decodes: Callable[[Any, Batch], Iterator[Tensor]] | None = None
 
 
 KINDS = {
@@ -257,6 +271,13 @@ KINDS = {
         "one-step",
         lambda head, b: one_step_loss(head, b.teacher, b.settings.loss, b.settings.depth, b.generator),
         _new_one_step,
+    ),
+    "outer": DrafterKind(
+        "scd:refresh=outer,passes=2",
+        lambda head, b: next(outer_losses(head, b.prepared, b.settings.depth + 1, b.settings.loss, b.generator)),
+        _new_outer,
+        slack=lambda depth: depth + 1,
+        decodes=lambda head, b: outer_losses(head, b.prepared, b.settings.depth + 1, b.settings.loss, b.generator),
     ),
     "frame": DrafterKind(
         "frame",
@@ -304,7 +325,7 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
             head.init_weights(prepared.embedding)
             return head.to(target.device)
         head.init_weights()
-        if prepared.embedding is not None and not isinstance(head, ExitAdapter):
+        if prepared.embedding is not None and not isinstance(head, ExitAdapter | OuterHead):
             table = head.left if isinstance(head, GridHead) else head.embed_tokens
             table.weight.data[: len(prepared.embedding)].copy_(prepared.embedding)
         if settings.mask_token is not None:

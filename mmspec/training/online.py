@@ -61,7 +61,7 @@ class OnlineDistillation:
         seed: int = 0,
     ) -> None:
         heads: Mapping[str, Any] = getattr(pipe, "heads", {})
-        if kind != "small" and kind not in {*KINDS} & {*heads} - {"frame"}:
+        if kind != "small" and kind not in {*KINDS} & {*heads} - {"frame", "outer"}:
             raise ArgumentError(f"kind={kind!r} is not allowed; the pipeline must have a drafter of that kind")
         if not (lr > 0 and every >= 1 and batch >= 1):
             raise ArgumentError(f"lr={lr}, every={every}, batch={batch} is not allowed; lr > 0, every and batch >= 1")

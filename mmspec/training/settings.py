@@ -17,7 +17,7 @@ class TrainingSettings:
 
     Attributes:
         kind: "eagle", "eagle3", "medusa", "hydra", "block", "grid", "kangaroo", "frame", "prompt", "one-step",
-            "small", "retrieval" or "swift".
+            "outer", "small", "retrieval" or "swift".
         loss: A name in `LOSSES`.
         prompts: Prompts to train on.
         held_out: Prompts to measure acceptance on.
@@ -91,10 +91,15 @@ class TrainingSettings:
             "eagle3": "head of EAGLE-3",
             "prompt": "set of prompt tokens",
             "one-step": "one-step generator",
+            "outer": "head for outer layers",
         }
         if self.loss == "smooth-l1+ce" and (drafter := names.get(self.kind)) is not None:
             raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
         if self.reference is not None and self.kind != "small":
             raise ArgumentError(f"--reference requires --kind small; a drafter of kind '{self.kind}' learns from all")
+        if self.loss == LK and self.kind == "outer":
+            raise ArgumentError(
+                "--loss: 'lk' is for heads that draft a chain, which an outer head does not; use kl or tvd"
+            )
         if self.loss == LK and self.kind == "small":
             raise ArgumentError("--loss: 'lk' is for heads, which draft a chain in training; use kl or tvd")

@@ -76,6 +76,9 @@ class Trainer:
         self.curve: list[CurvePoint] = []
         self._checkpoint = folder / "work" / "checkpoint.pt"
         self._losses: list[float] = []
+        if world_size > 1 and KINDS[settings.kind].decodes is not None:
+            # Processes would take different numbers of updates, and wait for each other.
+            raise ArgumentError(f"--kind {settings.kind} is trained in one process; {world_size} were started")
         state = self._load_checkpoint()  # refuses other settings before any slow work
         self.model = new_drafter(pipe, settings).train()
         self._best: Any = None  # the model at `best`, in float16
@@ -111,6 +114,8 @@ class Trainer:
             on_chunk: Called after each chunk with its number of sequences.
         """
         s, folder = self.settings, self.folder / "work" / "sequences"
+        if KINDS[s.kind].decodes is not None:
+            return TrainingSequences(torch.empty(s.sequences, 0, dtype=torch.int64), None)
         keep = s.keep_features and KINDS[s.kind].keeps_features
         claim_folder(folder, s, self.pipe)
         write_sequences(
@@ -198,11 +203,15 @@ class Trainer:
         own = indices[self.rank :: self.world_size]
         slack = KINDS[s.kind].slack(s.depth)
         prepared = s.prepare(self.pipe, [s.prompts[i % len(s.prompts)] for i in own], slack)
-        tokens, features = sequences.tokens[own], sequences.features_of(own)
-        length = longest(tokens, prepared.layout)
         generator = torch.Generator().manual_seed(
             (s.seed * 1_000_003 + self.step * self.world_size + self.rank) % 2**63
         )
+        if (decodes := KINDS[s.kind].decodes) is not None:
+            losses = decodes(self.model, Batch(prepared, None, s, generator))
+            values = [self._update(loss) for loss in losses]
+            return sum(values) / max(len(values), 1)
+        tokens, features = sequences.tokens[own], sequences.features_of(own)
+        length = longest(tokens, prepared.layout)
         teacher = KINDS[s.kind].teach(
             prepared,
             tokens[:, :length],
@@ -213,8 +222,14 @@ class Trainer:
         # bfloat16 matrix products are twice as fast; distributions and losses stay in float32.
         with torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16, enabled=s.kind != "small"):
             loss = KINDS[s.kind].loss(self.model, Batch(prepared, teacher, s, generator, self._reference))
+        return self._update(loss)
+
+    def _update(self, loss: Tensor) -> float:
+        """Updates the drafter and returns the loss, the mean over processes."""
+        s = self.settings
         self._optimizer.zero_grad()
-        loss.backward()
+        # The target's parameters, which the loss may depend on as well, get no gradients.
+        loss.backward(inputs=[p for p in self.model.parameters() if p.requires_grad])
         value = self._average_gradients(loss.item())
         if not value < float("inf"):
             raise ModelError(f"the loss of step {self.step + 1} is {value}; use a smaller --lr")

@@ -30,10 +30,12 @@ class Letters(ModelMixin, ConfigMixin):
         return self.eye[ids], torch.ones(ids.shape, dtype=torch.long)
 
 
-def tiny_pipe() -> LlamaGenPipeline:
+def tiny_pipe(layers: int = 2) -> LlamaGenPipeline:
     with torch.random.fork_rng():
         torch.manual_seed(0)  # for buffers, such as the embedding of the empty prompt
-        gpt = LlamaGenGPT(V, 32, 2, 2, 64, model_type="t2i", cls_token_num=SLOTS, caption_dim=C, grid_size=SIDE).eval()
+        gpt = LlamaGenGPT(
+            V, 32, layers, 2, 64, model_type="t2i", cls_token_num=SLOTS, caption_dim=C, grid_size=SIDE
+        ).eval()
     generator = torch.Generator().manual_seed(0)
     for p in gpt.parameters():
         if p.ndim > 1:

@@ -42,6 +42,7 @@ from mmspec.drafters.stand import StandDrafter
 from mmspec.drafters.stopping import StoppingDrafter
 from mmspec.drafters.token_init import repeat_left
 from mmspec.engine import run
+from mmspec.heads.outer import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
@@ -332,6 +333,21 @@ def outer_layers_that_read_ahead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EarlyExitTarget, "forward", shifted)
 
 
+def outer_head_that_reads_old_tokens(patch: pytest.MonkeyPatch) -> None:
+    """The head reads the old states of the slot on the right, which saw the very draft that is coupled."""
+    forward = OuterHead.forward
+
+    def shifted(self: OuterHead, new: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        return forward(self, new, before, torch.cat([after[:, 1:], after[:, -1:]], dim=1))
+
+    patch.setattr(OuterHead, "forward", shifted)
+
+
+def outer_head_that_attends_ahead(patch: pytest.MonkeyPatch) -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    patch.setattr("mmspec.heads.outer.F.scaled_dot_product_attention", lambda q, k, v, attn_mask: attend(q, k, v))
+
+
 def draft_likeliest_but_claim_stored(patch: pytest.MonkeyPatch) -> None:
     sample_stored = StandDrafter._sample
 
@@ -423,6 +439,8 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "refresh with the numbers of the test": (refresh_by_the_test_numbers, "scd:window=4,start=left,refresh=model"),
     "stale q after the outer layers": (stale_q_of_outer_layers, "scd:window=4,start=left,refresh=outer"),
     "outer layers that read ahead": (outer_layers_that_read_ahead, "scd:window=4,start=left,refresh=outer"),
+    "an outer head that reads old tokens": (outer_head_that_reads_old_tokens, "scd:window=4,start=left,refresh=outer"),
+    "an outer head that attends ahead": (outer_head_that_attends_ahead, "scd:window=4,start=left,refresh=outer"),
     "the likeliest stored token with a sampled q": (draft_likeliest_but_claim_stored, "stand:window=4"),
     "retrieved tokens with a sampled q": (claim_frequencies_of_the_datastore, "retrieval:window=3"),
     "guesses with the q of drafts": (claim_sampled_guesses, "draft-stop:window=4,stop=0.9"),

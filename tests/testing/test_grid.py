@@ -115,6 +115,7 @@ LATER = [
     "scd:window=5,refresh=outer,passes=3,start=left",
     "scd:window=3,refresh=outer,coupling=gumbel,passes=2",
     "sjd:window=4,refresh=outer,layers=3",
+    "scd:window=4,refresh=outer,layers=3,passes=2",
 ]
 EXACT = [*CHAINS, *JACOBI, *TREES, *LATER]
 SETTINGS = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
-from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.kv_cache import KVCache, LayerCopies, WindowSlots
 from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, spread_layers
@@ -260,16 +262,22 @@ class LlamaGenTarget:
         assert self._layer_features is not None, "no call yet"
         return self._layer_features
 
+    def reread(self, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit) -> Logits:
+        """See `mmspec.training.outer_objective.RereadsWindows`."""
+        other = copy(self)
+        other._cache, other._layer_features = LayerCopies(self._cache), states
+        return other.forward(tokens, at, early_exit)
+
     def _logits(self, h: Tensor, span: Span, last: int, early_exit: EarlyExit | None = None) -> Logits:
         """Logits of the last `last` slots of a window, given its embeddings [R, W, D]."""
         states: list[Tensor] | None = [] if self._collected and early_exit is None else None
         runs = None if early_exit is None else early_exit.runs
-        gap: tuple[Tensor, Tensor] | None = None
+        bridge: Callable[[Tensor], Tensor] | None = None
         if early_exit is not None and early_exit.reuse:
             before, after = self.layer_features().chunk(2, dim=-1)
-            gap = before, after
+            bridge = partial(early_exit.after_gap, before=before, after=after)
         with without_plans(self.device):
-            features = self._gpt.features(h, span, self._cache, runs, states, gap)
+            features = self._gpt.features(h, span, self._cache, runs, states, bridge)
         if early_exit is None:
             self._features = features
         else:

@@ -266,7 +266,7 @@ class LlamaGenTransformer(Component):
         cache: KVCache | None,
         runs: Callable[[int], bool] | None = None,
         states: list[Tensor] | None = None,
-        gap: tuple[Tensor, Tensor] | None = None,
+        bridge: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Runs the blocks and the final norm.
 
@@ -276,8 +276,7 @@ class LlamaGenTransformer(Component):
             cache: The KV cache; None reads the window alone.
             runs: Whether a block runs, by its index; None runs all.
             states: Gets `h` and the output of every block; None keeps none.
-            gap: The states before and after the blocks that do not run, in an earlier call on the same slots; their
-                difference takes the place of these blocks. None puts nothing there.
+            bridge: Takes the place of the blocks that do not run, which follow each other; None puts nothing there.
 
         Returns:
             The input of the head, [B, W, dim].
@@ -286,9 +285,8 @@ class LlamaGenTransformer(Component):
             states.append(h)
         for i, block in enumerate(self.layers):
             if runs is not None and not runs(i):
-                if gap is not None:
-                    # In this order, slots where nothing has changed keep their states to the last bit.
-                    h, gap = gap[1] + (h - gap[0]), None
+                if bridge is not None:
+                    h, bridge = bridge(h), None
                 continue
             h = block(h, span, None if cache is None else cache.layer(i))
             if states is not None:
