@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
-
 from mmspec.errors import ArgumentError, PromptError
 
 
@@ -27,7 +25,7 @@ def check_flag(name: str, value: Any) -> None:
     Raises:
         ArgumentError: If it is neither.
     """
-    if not isinstance(value, (bool, np.bool_)):
+    if not isinstance(value, bool):
         raise ArgumentError(f"{name}={value!r} is not allowed; it must be True or False")
 
 

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 import mmspec
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.depth_target import DepthTarget, by_index
+from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.models.csm import decoding
 from mmspec.audio.models.csm.decoding import CsmFrames
@@ -131,21 +131,6 @@ def test_both_loops_of_moshi_can_be_captured(monkeypatch: pytest.MonkeyPatch) ->
         model.generate(**inputs, custom_generate=mmspec.generate, recipe="scd:window=3", max_new_tokens=4, on_step=stop)
     backbone, depth = made[:2]
     assert not problems(traced_reads(backbone)) and not problems(traced_reads(depth))
-
-
-def test_what_a_device_selects_is_what_a_cpu_does() -> None:
-    """`by_index` where the host does not know the numbers: on the device that counts, with the values of a CPU."""
-    from counted_device import DEVICE, counted_device
-
-    x, index = torch.randn(2, 3, 4), torch.tensor([[0, 2, 1], [2, 2, 0]])
-    weight = torch.randn(3, 4, 5)
-    own = by_index(x, index, 3, 5, torch.float32, lambda number, places: places @ weight[number])
-    with counted_device() as counted:
-        there = weight.to(DEVICE)
-        found = by_index(
-            x.to(DEVICE), index.to(DEVICE), 3, 5, torch.float32, lambda number, places: places @ there[number]
-        )
-        assert torch.allclose(found.cpu(), own, atol=1e-6) and len(counted.waits) == 4, "the copies of the test"
 
 
 def test_codebooks_that_the_host_reads_are_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ def test_replayed_calls_give_the_tokens_of_eager_ones(cases: dict[str, Any]) -> 
         assert len({one["rows"] for one in replayed["frames"]}) > 1, "a weak test: no rows leave"
 
 
+def test_what_a_device_selects_is_what_a_cpu_does(cases: dict[str, Any]) -> None:
+    """The waits are the copies of the test."""
+    assert cases["by_index"] == {"equal": True, "waits": 4}
+
+
 def test_a_frame_has_few_launches_uploads_and_waits(cases: dict[str, Any]) -> None:
     for name, (launches, uploads, waits) in LIMITS.items():
         usual = [

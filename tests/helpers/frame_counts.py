@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mmspec.audio.depth import captured_depth
 from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.depth.frame_batch import FrameBatch, decode_frames
 from mmspec.audio.depth.frame_windows import decode_frame_windows
 from mmspec.audio.models.csm.decoding import CsmFrames
@@ -114,10 +115,23 @@ def frames(recipe: str, ahead: int, rows: int, captured: bool) -> dict[str, Any]
         return {"frames": found, "tokens": made.cpu().tolist()}
 
 
+def selected() -> dict[str, Any]:
+    """Whether `by_index` gives the values of a CPU where the host does not know the numbers, and its waits."""
+    x, index = torch.randn(2, 3, 4), torch.tensor([[0, 2, 1], [2, 2, 0]])
+    weight = torch.randn(3, 4, 5)
+    own = by_index(x, index, 3, 5, torch.float32, lambda number, places: places @ weight[number])
+    with counted_device() as counted:
+        there = weight.to(DEVICE)
+        found = by_index(
+            x.to(DEVICE), index.to(DEVICE), 3, 5, torch.float32, lambda number, places: places @ there[number]
+        )
+        return {"equal": torch.allclose(found.cpu(), own, atol=1e-6), "waits": len(counted.waits)}
+
+
 def main() -> None:
     """Prints all cases."""
     torch._C._set_only_lift_cpu_tensors(True)
-    cases = dict[str, Any]()
+    cases: dict[str, Any] = {"by_index": selected()}
     for recipe, ahead, rows in CASES:
         cases[f"{recipe} ahead={ahead} B={rows}"] = frames(recipe, ahead, rows, True)
         if rows > 1 and not recipe.startswith("draft"):
