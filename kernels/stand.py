@@ -18,7 +18,7 @@ from mmspec.kernels.backend import chosen, launchable, operator, warps
 from mmspec.kernels.likeliest import likeliest_reference, seek_likeliest
 from mmspec.kernels.softmax_stats import LAST, LINE, POINT, SoftmaxStats
 from mmspec.kernels.specialization import kernel
-from mmspec.kernels.token_init import _pick
+from mmspec.kernels.token_init import _pick, new_drafts
 
 CHUNK = 8192
 
@@ -220,7 +220,7 @@ def draft_stored_op(
     stored = Stored(stored_tokens, stored_probs)
     if chosen(tokens) == "torch":
         return draft_stored_reference(tokens, rows, positions, u, stored, line, forced, logits)
-    window, floats, ints = _outputs(positions)
+    window, floats, ints = new_drafts(positions)
     (batch, m, vocab), count = logits.shape, stored_tokens.shape[2]
     last = 0 if forced is None else forced.shape[-1] - 1
     forced_row = last + 1 if forced is not None and forced.ndim == 2 else 0
@@ -236,16 +236,7 @@ def draft_stored_op(
 
 @draft_stored_op.register_fake
 def _(tokens: Tensor, rows: Tensor, positions: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return _outputs(positions)
-
-
-def _outputs(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch, m = positions.shape[0], positions.shape[1] - 1
-    return (
-        positions.new_empty(positions.shape),
-        positions.new_empty((batch, m, 5), dtype=torch.float32),
-        positions.new_empty((batch, m, 5), dtype=torch.int32),
-    )
+    return new_drafts(positions)
 
 
 def draft_stored(

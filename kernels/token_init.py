@@ -226,7 +226,7 @@ def draft_window_op(
         return draft_window_reference(
             tokens, rows, positions, u, init, line, vocab_size, table, forced, previous
         )  # fmt: skip
-    outputs = _outputs(positions)
+    outputs = new_drafts(positions)
     m = positions.shape[1] - 1
     last = 0 if forced is None else forced.shape[-1] - 1
     forced_row = last + 1 if forced is not None and forced.ndim == 2 else 0
@@ -245,10 +245,11 @@ def draft_window_op(
 
 @draft_window_op.register_fake
 def _(tokens: Tensor, rows: Tensor, positions: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return _outputs(positions)
+    return new_drafts(positions)
 
 
-def _outputs(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def new_drafts(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for the drafts of windows, int64 [B, m + 1], and for their statistics, [B, m, 5] twice."""
     batch, m = positions.shape[0], positions.shape[1] - 1
     return (
         positions.new_empty(positions.shape),
