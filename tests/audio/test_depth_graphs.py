@@ -7,7 +7,7 @@ weights, its cache, and what its frame began with.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tiny_speech as tiny
 import torch
+from captures import Captures
 from csm_joint import FIRST, REST
 from torch import Tensor, nn
 
@@ -39,20 +40,6 @@ from mmspec.recipes import parse
 TEXTS = torch.tensor([[[0, 3, 4, 5], [6, 7, 8, 9]], [[2, 4, 8, 3], [0, 0, 5, 2]]])
 CSM_END = 1  # a first code that ends a row in these tests
 RECIPES = [("plain", 0), ("scd:window=3", 0), ("draft:window=2", 0), ("scd", 2)]
-
-
-class Captures:
-    """Counts captures, and replays them as graphs."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.is_on = True
-
-    def call(self, call: Any, read: Callable[..., Any]) -> Any:
-        if not hasattr(call, "captured"):
-            self.count += 1
-            call.captured = read
-        return call._run(call.captured)
 
 
 @pytest.fixture

@@ -6,14 +6,12 @@ costs more and is left out, and so is the one after it.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_process import printed
 
 BOOKS = 6
 # By recipe: launches, uploads and waits; see `frame_counts.CASES`. A token that is sampled costs a wait, and so does a
@@ -29,14 +27,7 @@ LIMITS = {
 @pytest.fixture(scope="module")
 def cases(root: Path) -> dict[str, Any]:
     """By recipe and batch, the frames of a decode; in a process of its own, as the device cannot be taken away."""
-    helpers = root / "tests" / "helpers"
-    done = subprocess.run(
-        [sys.executable, "frame_counts.py"], cwd=helpers, env={"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return printed(root, "frame_counts.py")
 
 
 def test_replayed_calls_give_the_tokens_of_eager_ones(cases: dict[str, Any]) -> None:

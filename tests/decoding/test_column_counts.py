@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_process import printed
 
 UPLOADS, WAITS = 1, 1
 PLAIN_UPLOADS, PLAIN_WAITS = 4, 2  # a step: positions; a check of its column, and whether that ends the row
@@ -24,13 +22,7 @@ LAUNCHES = {
 @pytest.fixture(scope="module")
 def cases(root: Path) -> dict[str, Any]:
     """By model, recipe and batch, the windows of a decode; in a process of its own, which has the device."""
-    done = subprocess.run(
-        [sys.executable, "column_counts.py"], cwd=root / "tests" / "helpers",
-        env={"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return printed(root, "column_counts.py")
 
 
 def test_a_window_has_one_upload_and_one_wait(cases: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from weakref import finalize, ref
 import numpy as np
 import pytest
 import torch
+from captures import Captures
 from torch import Tensor, nn
 
 from mmspec.decoding import cuda_graphs
@@ -26,19 +27,6 @@ from mmspec.decoding.kept_graphs import MAX_KEPT, KeptGraphs, _drop_with_weights
 from mmspec.decoding.target import EarlyExit
 
 PROMPTS = [[1, 7, 8, 3], [0, 0, 9, 3], [5, 6, 2, 3, 11, 3]]
-
-
-class Captures:
-    """Counts captures, and replays them as graphs."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def call(self, call: Any, read: Callable[..., Any]) -> Any:
-        if not hasattr(call, "captured"):
-            self.count += 1
-            call.captured = read
-        return call._run(call.captured)
 
 
 @pytest.fixture

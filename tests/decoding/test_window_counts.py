@@ -5,14 +5,12 @@ A window in which rows leave, or whose width is new, prepares what later windows
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_process import printed
 
 LAUNCHES, UPLOADS, WAITS = 12, 1, 1
 PLAIN_UPLOADS = 3  # of a single step: positions for the call, for constraints, and to append at where rows differ
@@ -43,14 +41,7 @@ OTHERS = ("after", "failing", "broken", "tree", "replayed", "launched", "stale",
 @pytest.fixture(scope="module")
 def cases(root: Path) -> dict[str, Any]:
     """By recipe and batch, the windows of a decode; in a process of its own, as the device cannot be taken away."""
-    helpers = root / "tests" / "helpers"
-    done = subprocess.run(
-        [sys.executable, "window_counts.py"], cwd=helpers, env={"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return printed(root, "window_counts.py")
 
 
 def test_a_window_has_few_launches_one_upload_and_one_wait(cases: dict[str, Any]) -> None:
