@@ -26,6 +26,7 @@ from mmspec.kernels.specialization import kernel
 
 SCALE, TEMPERATURE, FLOOR, PEAK, TOTAL = range(5)
 LINE, KIND, LAST, POINT, BEST = range(5)
+_BLOCK = 1024  # tokens of a program that writes a part of a slot
 
 
 @dataclass(frozen=True)
@@ -223,3 +224,50 @@ def at(
 @at.register_fake
 def _(*tensors: Tensor) -> Tensor:
     return tensors[-1].new_empty(tensors[-1].shape, dtype=torch.float32)
+
+
+@kernel
+def _log_probs(
+    cond, uncond, allowed, floats, ints, out, slots, vocab, stride_row, stride_slot, stride_column, most,
+    GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    source = (cond, uncond, allowed, floats, ints, slots, vocab, stride_row, stride_slot, stride_column)
+    slot = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    p = probabilities(source, slot, columns, GUIDED, MASKED, UNIT)
+    tl.store(out + slot * most + columns, tl.log(p), mask=columns < most)
+
+
+@operator("mmspec::log_probs", mutates_args=())
+def log_probs(
+    cond: Tensor, uncond: Tensor | None, allowed: Tensor | None, floats: Tensor, ints: Tensor, more: int
+) -> Tensor:
+    """The logarithms of all probabilities of `SoftmaxStats.source`, float32 [B, W, V + more].
+
+    Args:
+        cond: See `SoftmaxStats`, as for the four after it.
+        uncond: See there.
+        allowed: See there.
+        floats: See there.
+        ints: See there.
+        more: How many tokens follow those of the vocabulary, with -inf.
+    """
+    stats = SoftmaxStats(cond, uncond, allowed, floats, ints)
+    if chosen(cond) == "torch":
+        return torch.nn.functional.pad(stats.dense().log(), (0, more), value=-torch.inf)
+    out = _log_probs_of(ints, cond, more)
+    with launchable(cond):
+        _log_probs[(ints.shape[:-1].numel(), triton.cdiv(out.shape[-1], _BLOCK))](
+            cond, uncond, allowed, floats, ints, out, cond.shape[1], cond.shape[2], *cond.stride(), out.shape[-1],
+            GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1, BLOCK=_BLOCK,
+        )  # fmt: skip
+    return out
+
+
+@log_probs.register_fake
+def _(cond: Tensor, uncond: Tensor | None, allowed: Tensor | None, floats: Tensor, ints: Tensor, more: int) -> Tensor:
+    return _log_probs_of(ints, cond, more)
+
+
+def _log_probs_of(ints: Tensor, cond: Tensor, more: int) -> Tensor:
+    return cond.new_empty((*ints.shape[:-1], cond.shape[-1] + more), dtype=torch.float32)

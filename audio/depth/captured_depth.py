@@ -1,13 +1,17 @@
 """The codes of frames by captured calls: CUDA graphs of a depth decoder that serve all frames, and live with the model.
 
 A frame is a decode of its own, of as many tokens as it has codes. Its calls are all alike but for what they begin with,
-the hidden state of the backbone and the first code: each frame copies these to where the graphs read them. The slots of
-a window are numbers on the device, so that one graph per width of a window serves every place in a frame.
+the hidden state of the backbone and the first code: each frame copies these to where the graphs read them.
+
+Without drafts a whole frame is one graph: the places of its codes are known, so that each step reads the embedding and
+the head of its own codebook alone, and samples its code on the device. With drafts the slots of a window are numbers on
+the device, so that one graph per width of a window serves every place in a frame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
@@ -15,13 +19,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mmspec.audio.depth.depth_target import before_codes
+from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.decoding.cuda_graphs import GraphCache, use_cuda_graphs
 from mmspec.decoding.kept_graphs import Reusable, use_kept_graphs
 from mmspec.decoding.target import EarlyExit, Target
 from mmspec.hf.causal_target import is_dispatched
+from mmspec.kernels.backend import choose
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.rng import RESAMPLE
+from mmspec.sampling.sampler import TokenSampler
+
+# The graphs that sample frames, and that read frames whose codes are given: see
+# `mmspec.decoding.cuda_graphs.CapturedPart`.
+_FRAME, _WHOLE = "frame", "whole"
 
 
 class CapturableDepth(Target, Reusable, Protocol):
@@ -56,6 +67,15 @@ class CapturableDepth(Target, Reusable, Protocol):
         self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
     ) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`; tokens in the slots of the prefill are not used."""
+        ...
+
+    def code(self, number: int, before: Tensor | None) -> Tensor:
+        """The logits [R, 1, V] of one code, with the weights of its own place alone.
+
+        Args:
+            number: The number of the code after the first one, from 0 on; those before it have been read.
+            before: int64 [B, 1], the code before it; None for number 0, before which is what the frame begins with.
+        """
         ...
 
     def with_rows(self, rows: int) -> Self:
@@ -119,6 +139,7 @@ class CapturedDepth:
         self._start = target.start
         self._rows: list[int] = []  # of the target, those of the frame that are running
         self._index: slice | Tensor = slice(0)  # the same
+        self._settings: tuple[Tensor, ...] | None = None  # the sampling parameters that the graphs of frames have
 
     def fits(self, frame: CapturableDepth) -> bool:
         """Whether a frame can be read."""
@@ -139,9 +160,59 @@ class CapturedDepth:
         count = self._target.prompt_slots
         return self._read(None, self._slots(0, count), first=count - 1)
 
+    def frame(self, numbers: NDArray[np.int64], codes: int, sampler: TokenSampler) -> Tensor | None:
+        """Samples a whole frame in one graph.
+
+        Args:
+            numbers: Host int64 [B, 2], the seed of each row and the position of its first code, with their copy on the
+                device (`mmspec.sampling.mirrored`).
+            codes: D, the codes of a frame.
+            sampler: Has the sampling parameters.
+
+        Returns:
+            int64 [B, D], -1 where a code has no distribution, and any codes after it; the next frame overwrites them.
+            None if the codes must be sampled one by one: the kernels do not run, or do not know such parameters, or the
+            loop cannot be captured.
+        """
+        target, known = self._target, sampler.of_any_slot()
+        if known is None or choose(self.device.type) != "triton":
+            return None
+        settings, cuts = known
+        count, loop = len(numbers), partial(sample_frame, target)
+
+        def inputs() -> list[Tensor]:
+            new = torch.zeros(target.rows, 2, dtype=torch.int64, device=self.device)
+            return [new, *(each.new_ones(target.rows, *each.shape[1:]) for each in settings)]
+
+        with torch.inference_mode():  # see `begin`
+            call = self._graphs.of(loop, inputs, (codes, *cuts), (codes, *cuts, _FRAME), self.device)
+            if call is None:
+                return None
+            call.inputs[0][:count] = on_device(numbers, self.device)
+            if self._settings is not settings:  # the first frame, or rows have joined or left
+                for own, new in zip(call.inputs[1:], settings, strict=True):
+                    own[:count] = new
+            found: Tensor = call(loop)
+            if self._settings is not settings:
+                self._settings, self._graphs.tensors = settings, target.tensors()
+        return found[:count]
+
     def whole(self, frame: Tensor) -> Logits:
         """See `mmspec.audio.depth.depth_target.DepthTarget.whole`."""
-        return self._read(before_codes(frame), self._slots(0, frame.shape[1]), first=1)
+        target, key = self._target, (*frame.shape[1:], _WHOLE)
+        assert isinstance(target, DepthTarget)
+
+        def inputs() -> list[Tensor]:
+            return [torch.zeros(target.rows, *frame.shape[1:], dtype=torch.int64, device=self.device)]
+
+        with torch.inference_mode():  # see `begin`
+            call = self._graphs.of(target.every_code, inputs, (), key, self.device)
+            buffer = inputs()[0] if call is None else call.inputs[0]
+            buffer[: len(frame)] = frame
+            found = target.every_code(buffer) if call is None else call(target.every_code)
+            self._graphs.tensors = self._graphs.tensors or target.tensors()
+        found = found.unflatten(0, (-1, target.rows))[:, : len(frame)].flatten(0, 1).clone()
+        return split_cfg(found, target.cfg_factor == 2)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         return self.forward_ahead(tokens, at)
@@ -183,7 +254,7 @@ class CapturedDepth:
                 own = torch.zeros(2, rows, width, dtype=torch.int64, device=self.device)
                 inputs = own[0], own[1]
             else:
-                inputs = call.tokens, call.slots
+                inputs = call.inputs[0], call.inputs[1]
             for buffer, new in zip(inputs, (tokens, slots), strict=True):
                 if new is not None:
                     buffer.unflatten(0, (-1, target.rows))[:, index] = new
@@ -194,3 +265,44 @@ class CapturedDepth:
         # The next call overwrites what this one returns.
         found = into.copy_(found) if into is not None else found.clone() if isinstance(index, slice) else found
         return split_cfg(found, target.cfg_factor == 2)
+
+
+def sample_frame(
+    target: CapturableDepth,
+    numbers: Tensor,
+    scale: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    codes: int,
+    cuts_k: bool,
+    cuts_p: bool,
+) -> Tensor:
+    """Samples the codes of a frame, int64 [B, D]; see `CapturedDepth.frame`.
+
+    Args:
+        target: Has as many rows as there are numbers.
+        numbers: int64 [B, 2], the seed of each row and the position of its first code.
+        scale: See `mmspec.kernels.fused_sampler.Settings`, as for the three after it.
+        temperature: See there.
+        top_k: See there.
+        top_p: See there.
+        codes: D.
+        cuts_k: Whether any row has a top-k.
+        cuts_p: Whether any row has a top-p.
+    """
+    from mmspec.kernels.fused_sampler import Settings, fused_sample  # Triton may be missing
+    from mmspec.kernels.philox import uniforms
+
+    index = torch.arange(codes, device=target.device).expand(len(numbers), codes)
+    seeds, first = numbers.unbind(1)
+    # The numbers of a decode along the depth: one position, and one iteration, after another.
+    u = uniforms(seeds.contiguous(), first[:, None] + index, index, 0, 1)[RESAMPLE].transpose(0, 1).contiguous()
+    settings = Settings(scale, temperature, top_k if cuts_k else None, top_p if cuts_p else None, None, None)
+    found, before = list[Tensor](), None
+    for number in range(codes):
+        logits = split_cfg(target.code(number, before), target.cfg_factor == 2)
+        tokens = fused_sample(*logits, settings, u[number]).tokens
+        found.append(tokens)
+        before = tokens.clamp(min=0)
+    return torch.cat(found, dim=1)

@@ -7,6 +7,7 @@ loop per frame, exact for the same reasons. See `mmspec.audio.depth.frame_batch`
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.audio.depth.captured_depth import CapturedDepth
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -26,6 +28,7 @@ from mmspec.engine import build_rule, run_rows
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import Download
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 
@@ -148,7 +151,8 @@ class DepthDecoding:
         recipe: How the codes are decoded.
         samplings: Sampling parameters of the codes, one per row.
         sampler: A sampler with these.
-        seeds: One per row, see `frame_seed`.
+        numbers: Host int64 [B, 2], the seed of each row, see `frame_seed`, and the position of its first code; on a
+            device with their copy there (`mmspec.sampling.mirrored`).
         policy: Chooses the window.
         frames: Host int64 [B], the number of the frame in each row.
     """
@@ -158,12 +162,14 @@ class DepthDecoding:
     recipe: Recipe
     samplings: Sequence[SamplingParams]
     sampler: TokenSampler
-    seeds: Sequence[int]
+    numbers: NDArray[np.int64]
     policy: WindowPolicy
     frames: NDArray[np.int64]
 
     def decode(self, first: Tensor, before: Tensor | None, meter: Meter, ids: NDArray[np.int64]) -> tuple[Tensor, int]:
         """The codes int64 [B, D] of the frame, and the number of calls of the draft model.
+
+        A code is -1 where it has no distribution, and a graph has sampled the frame without waiting for the host.
 
         Args:
             first: The first token of the frame, int64 [B, 1].
@@ -172,20 +178,24 @@ class DepthDecoding:
             ids: Host int64 [B], the number of each row in `meter`.
         """
         recipe, device, depth, count = self.recipe, self.model.device, self.model.codes, len(first)
-        start = 0 if before is None else depth
+        start = int(self.numbers[0, 1])
         target, constraint = self.model.depth(first, start, recipe.window), None
         if isinstance(self.model, GivesCodes):
             given = self.model.given_codes(self.frames[:, None])[:, 0]
             if (given >= 0).any():
                 padded = np.pad(given, ((0, 0), (start, 0)), constant_values=-1)
                 constraint = given_constraint(padded, target.vocab_size, device)
+        if constraint is None and isinstance(target, CapturedDepth) and self.policy.choose() == 1:
+            codes = self._plain(target, first, meter, ids)
+            if codes is not None:
+                return codes, 0
         layout = Layout(start + depth, width=depth, constraint=constraint)
         samplings, resources = self.samplings, DraftResources()
         if (draft := self.draft) is not None:
             resources = DraftResources(
                 draft_model=lambda: draft.depth(first, start, recipe.window), draft_sampling=samplings
             )
-        state = BatchState(self.seeds, layout, recipe.window, device)
+        state = BatchState(self.numbers[:, 0].tolist(), layout, recipe.window, device)
         if before is not None:
             state.commit(before, np.full(count, depth - 1))
         part = Meter(device, count)
@@ -194,6 +204,25 @@ class DepthDecoding:
         calls = run_rows(target, recipe, rule, sampler, state, samplings, resources, self.policy, part, None)
         add_counts(meter, part, ids)
         return state.result()[:, start:], calls
+
+    def _plain(self, target: CapturedDepth, first: Tensor, meter: Meter, ids: NDArray[np.int64]) -> Tensor | None:
+        """The codes without drafts, sampled by one graph; None if they must be sampled one by one.
+
+        A policy that compares single steps with windows is told their time: then the host waits before and after.
+        """
+        count, begun = self.model.codes, 0.0
+        if self.recipe.auto:
+            Download(first).wait()
+            begun = time.perf_counter()
+        codes = target.frame(self.numbers, count, self.sampler)
+        if codes is None:
+            return None
+        meter.count_steps(count, ids)
+        meter.clock.lap("target")
+        if self.recipe.auto:
+            Download(codes).wait()
+            self.policy.record(1, (time.perf_counter() - begun) / count, 1.0, count)
+        return codes
 
 
 def add_counts(meter: Meter, part: Meter, ids: NDArray[np.int64]) -> None:
@@ -205,6 +234,18 @@ def add_counts(meter: Meter, part: Meter, ids: NDArray[np.int64]) -> None:
     for name in ("accepted", "tested"):
         ours, theirs = getattr(meter, name), getattr(part, name)
         setattr(meter, name, np.pad(ours, (0, longest - len(ours))) + np.pad(theirs, (0, longest - len(theirs))))
+
+
+def frame_numbers(seeds: NDArray[np.int64], frames: NDArray[np.int64], start: int) -> NDArray[np.int64]:
+    """The numbers of a `DepthDecoding`.
+
+    Args:
+        seeds: Host int64 [B], the seeds of the rows.
+        frames: Host int64 [B], the number of the frame in each row.
+        start: The position of the first code.
+    """
+    own = [frame_seed(seed, frame) for seed, frame in zip(seeds.tolist(), frames.tolist(), strict=True)]
+    return np.stack([np.array(own, dtype=np.uint64).view(np.int64), np.full(len(own), start)], axis=1)
 
 
 def frame_seed(seed: int, frame: int) -> int:

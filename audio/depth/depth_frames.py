@@ -17,7 +17,7 @@ from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.decoding.target import cache_bytes, can_join, join_targets
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device, upload
+from mmspec.sampling.mirrored import advanced, on_device, uploaded, window_positions
 from mmspec.sampling.rows import put_host_rows, put_rows
 
 
@@ -72,25 +72,29 @@ class DepthFrames:
         return self._processed(self._target.prefill(), np.full((len(self._firsts), 1), -1))
 
     def step(self, frame: Tensor) -> Logits:
-        logits = self.read(frame[:, None], self._length)
-        self._length = self._length + 1
+        at = uploaded(self._length, self.device)
+        logits = self.read(frame[:, None], at)
+        self._length = advanced(at)
         return logits
 
     def depth(self, first: Tensor, start: int, window: int) -> DepthTarget | CapturedDepth:
         return self._graphs.of(self._depth(self._target.features()[:, -1], first, start, window))
 
     def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
-        numbers = at[:, None] + np.arange(frames.shape[1])
+        numbers = at[:, None]
         if self._processors:
-            (numbers,) = upload([numbers], self.device)
+            numbers = window_positions(at, 0, frames.shape[1], self.device)
             self._firsts.scatter_(1, on_device(numbers, self.device), frames[..., 0])
         return self._processed(self._target.forward(frames, at), numbers)
 
     def hidden(self) -> Tensor:
-        return torch.cat(self._target.features().chunk(self._factor), dim=-1)
+        features = self._target.features()
+        return features if self._factor == 1 else torch.cat(features.chunk(2), dim=-1)
 
     def rest(self, hidden: Tensor, frames: Tensor, at: NDArray[np.int64]) -> Logits:
-        by_frame, flat = torch.cat(hidden.flatten(0, 1).chunk(self._factor, dim=-1)), frames.flatten(0, 1)
+        by_frame, flat = hidden.flatten(0, 1), frames.flatten(0, 1)
+        if self._factor == 2:
+            by_frame = torch.cat(by_frame.chunk(2, dim=-1))
         depth = self._graphs.of(self._depth(by_frame, flat[:, :1], 0, 0))
         logits = by_row(depth.whole(flat), frames.shape[1])
         missing = self.vocab_size - logits.cond.shape[-1]

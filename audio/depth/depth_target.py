@@ -41,8 +41,8 @@ class DepthDecoder(Protocol):
         """The module whose weights it calls."""
         ...
 
-    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
-        """Codes int64 [B, W] of codebooks `books`, int64 [B, W], 0 to K - 1, to embeddings [B, W, D].
+    def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
+        """Codes int64 [B, W] of codebooks `books`, int64 [B, W] or one for all, 0 to K - 1, to embeddings [B, W, D].
 
         D is the width of the backbone's hidden states. Codes that do not exist must not fail: a draft may have them.
         """
@@ -59,8 +59,8 @@ class DepthDecoder(Protocol):
         """
         ...
 
-    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
-        """Hidden states [B, W, H] to logits [B, W, V], by heads number `heads`, int64 [B, W], 0 to K - 2."""
+    def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
+        """Hidden states [B, W, H] to logits [B, W, V], by heads `heads`, int64 [B, W] or one for all, 0 to K - 2."""
         ...
 
 
@@ -104,9 +104,19 @@ class DepthTarget:
 
     def whole(self, frame: Tensor) -> Logits:
         """The logits [B, K - 1, V] of all codes of a frame int64 [B, K] but the first, in one call."""
-        tokens = before_codes(frame).repeat(self._factor, 1)
-        slots = torch.arange(self._codebooks, device=self.device).expand_as(tokens)
-        return split_cfg(self.read(tokens, slots, self._codebooks)[0][:, 1:], self._factor == 2)
+        return split_cfg(self.every_code(frame), self._factor == 2)
+
+    def every_code(self, frame: Tensor) -> Tensor:
+        """The logits [R, K - 1, V] of all codes of a frame int64 [B, K] but the first, each from its own head."""
+        count, hidden = self._codebooks, self.inputs[0][:, None]
+        tokens = frame.repeat(self._factor, 1)
+        codes = [self._decoder.embed(tokens[:, book, None], book) for book in range(count - 1)]
+        slots = torch.arange(count, device=self.device).expand(len(hidden), count)
+        self._cache.at(0, count)
+        mask = hidden.new_full((1, 1, count, count), torch.finfo(hidden.dtype).min).triu(1)
+        x = torch.cat([hidden, *codes], dim=1)
+        features = self._decoder.run(x, mask.expand(len(x), -1, -1, -1), slots, self._cache)
+        return torch.cat([self._decoder.head(features[:, n + 1, None], n) for n in range(count - 1)], dim=1)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         host = at[:, None] + (2 - self.start) + np.arange(tokens.shape[1])
@@ -118,16 +128,32 @@ class DepthTarget:
         self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
     ) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`; what is in slots 0 and 1 is in `inputs`."""
-        hidden, first = self.inputs[0], self.inputs[1].repeat(self._factor, 1)
+        first = self.inputs[1].repeat(self._factor, 1)
         # A draft window may begin before `start`, with tokens of the previous frame; slot 1 keeps the first code.
         slots = slots.clamp(min=0)
         tokens = torch.where(slots <= 1, first, tokens)
         embeds = self._decoder.embed(tokens, (slots - 1).clamp(0, self._codebooks - 1))
-        embeds = torch.where((slots == 0)[..., None], hidden[:, None], embeds)
+        embeds = torch.where((slots == 0)[..., None], self.inputs[0][:, None], embeds)
         self._cache.at_slots(slots, end)
         mask = additive_mask(torch.arange(end, device=self.device) <= slots[..., None], embeds.dtype)
         features = self._decoder.run(embeds, mask, slots, self._cache)
         return self._decoder.head(features, (slots - 1).clamp(0, self._codebooks - 2)), features
+
+    def code(self, number: int, before: Tensor | None) -> Tensor:
+        """The logits [R, 1, V] of one code: see `mmspec.audio.depth.captured_depth.CapturableDepth.code`."""
+        slot, of_first = number + 1, before is None
+        tokens = self.inputs[1] if before is None else before
+        embeds = self._decoder.embed(tokens.repeat(self._factor, 1), number)
+        if of_first:
+            embeds = torch.cat([self.inputs[0][:, None], embeds], dim=1)
+        first, width = slot + 1 - embeds.shape[1], embeds.shape[1]
+        slots = torch.arange(first, slot + 1, device=self.device).expand(len(embeds), width)
+        self._cache.at(first, slot + 1)
+        mask = embeds.new_zeros(1, 1, width, slot + 1)
+        if of_first:
+            mask[..., 0, 1].fill_(torch.finfo(mask.dtype).min)  # the hidden state does not see the first code
+        features = self._decoder.run(embeds, mask.expand(len(embeds), -1, -1, -1), slots, self._cache)
+        return self._decoder.head(features[:, -1:], number)
 
     def select_rows(self, row_ids: list[int]) -> None:
         index = cfg_rows(row_ids, self.rows, self._factor == 2, self.device)
@@ -177,22 +203,18 @@ class DepthTarget:
             self._cache.take_over(tensors[count:])
 
 
-def before_codes(frame: Tensor) -> Tensor:
-    """The codes int64 [B, K] before each of a frame int64 [B, K]; before the first is nothing, here that one."""
-    return torch.cat([frame[:, :1], frame[:, :-1]], dim=1)
-
-
 def by_index(
-    x: Tensor, index: Tensor, count: int, width: int, dtype: torch.dtype, apply: Callable[[int, Tensor], Tensor]
+    x: Tensor, index: Tensor | int, count: int, width: int, dtype: torch.dtype, apply: Callable[[int, Tensor], Tensor]
 ) -> Tensor:
     """Applies one of several functions at each place.
 
-    Where the host knows the numbers, each function reads its own places; where only a device does, each reads all: a
-    window has about as many places as there are functions, and their weights take longer to read than the places.
+    One number for all places takes that function alone. Where the host knows the numbers, each function reads its own
+    places; where only a device does, each reads all: a window has about as many places as there are functions, and
+    their weights take longer to read than the places.
 
     Args:
         x: [B, W, ...].
-        index: int64 [B, W], the function's number at each place, on a CPU or on the device of `x`.
+        index: int64 [B, W], the function's number at each place, on a CPU or on the device of `x`; or one number.
         count: The number of functions; each must accept every entry of `x`.
         width: Size of what a function returns per place.
         dtype: Its dtype.
@@ -201,6 +223,8 @@ def by_index(
     Returns:
         [B, W, width].
     """
+    if isinstance(index, int):
+        return apply(index, x.flatten(0, 1)).unflatten(0, x.shape[:2])
     if index.device.type != "cpu":
         flat = x.flatten(0, 1)
         every = torch.stack([apply(number, flat) for number in range(count)], dim=1)

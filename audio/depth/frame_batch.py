@@ -15,7 +15,7 @@ from mmspec.audio.depth.depth_decoding import (
     FrameModel,
     FrameSpec,
     JoinableFrames,
-    frame_seed,
+    frame_numbers,
 )
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.batch import BatchState
@@ -29,8 +29,9 @@ from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.engine import window_policy
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
-from mmspec.sampling.mirrored import on_device, upload
+from mmspec.sampling.mirrored import Download, on_device, upload
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rejection import sampled
 from mmspec.sampling.sampler import TokenSampler
 
 
@@ -121,6 +122,15 @@ class FrameBatch:
     def _frame(self, before: Tensor | None) -> bool:
         """Generates a frame of each row, all of which are running, after the frames int64 [B, 1 + D] before them."""
         model, draft, state, meter = self._model, self._draft, self.state, self.meter
+        # One copy to the device has all numbers of a frame.
+        positions, iteration, numbers = upload(
+            [
+                state.positions(1),
+                np.zeros((len(state.ids), 1), dtype=np.int64),
+                frame_numbers(state.rng.seeds, state.length, 0 if before is None else model.codes),
+            ],
+            state.device,
+        )
         meter.clock.lap("other")
         logits = model.start() if before is None else model.step(before)
         meter.clock.lap("target")
@@ -128,22 +138,19 @@ class FrameBatch:
             draft.start() if before is None else draft.step(before)
             self.draft_calls += 1
             meter.clock.lap("drafter")
-        positions, iteration = upload([state.positions(1), np.zeros((len(state.ids), 1), dtype=np.int64)], state.device)
         p, draws = self._sampler(logits, positions), state.rng.window(positions, iteration)
         # The codes need the first token on the device alone: the host does not wait for it before they are launched.
         pending = self._sampler.sample_ahead(p, draws)
         first = self._sampler.sample(p, draws) if pending is None else pending.tokens.clamp(min=0)
         meter.count_plain(p, first, state.ids)
-        numbers = zip(state.rng.seeds.tolist(), state.length.tolist(), strict=True)
-        seeds = [frame_seed(seed, frame) for seed, frame in numbers]
         depth = DepthDecoding(
-            model, draft, self._recipe, self._rest, self._rest_sampler, seeds, self._policy, state.length
+            model, draft, self._recipe, self._rest, self._rest_sampler, numbers, self._policy, state.length
         )
         codes, calls = depth.decode(first, None if before is None else before[:, 1:], meter, state.ids)
         self.draft_calls += calls
-        if pending is not None:
-            pending.read()  # an error where there is no distribution
-        running = state.append(torch.cat([first, codes], dim=1)[:, None])
+        frame = torch.cat([first if pending is None else pending.tokens, codes], dim=1)[:, None]
+        # The host waits once, for the whole frame: it shows whether rows end, and whether all had a distribution.
+        running = state.append(frame, sampled(Download(frame).wait().numpy()))
         if self._on_step is not None:
             step, size = state.step(meter.nfe), state.layout.cell[0]
             self._on_step(Step(step.nfe, int(meter.tokens.sum()), step.total * size, step.tokens))

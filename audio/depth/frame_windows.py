@@ -41,8 +41,9 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device, upload
+from mmspec.sampling.mirrored import on_device, part, upload
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rejection import log_probs
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 
@@ -150,6 +151,8 @@ class FrameTarget:
         self._tokens = torch.zeros(batch_size, room * self._size, dtype=torch.int64, device=model.device)
         self._room = room
         self._hidden = torch.empty(0, device=model.device)  # [B, room, width], by the frame that starts from it
+        self._end_only = torch.full((self.vocab_size,), -torch.inf, device=model.device)
+        self._end_only[-1] = 0.0
 
     @property
     def forces_firsts(self) -> bool:
@@ -157,7 +160,7 @@ class FrameTarget:
         return self._forces
 
     def prefill(self) -> Logits:
-        z = F.pad(self._log_probs(self._model.start(), self._samplers[0]), (0, 1), value=-torch.inf)
+        z = self._log_probs(self._model.start(), self._samplers[0], 1)
         hidden = self._model.hidden()[:, -1:]
         self._hidden = F.pad(hidden, (0, 0, 0, self._room - 1))
         return Logits(z, None)
@@ -167,17 +170,22 @@ class FrameTarget:
         first = np.asarray(at) // size
         touched = int((positions[:, -1] // size - first).max()) + 1
         complete = int(((positions[:, -1] + 1) // size - first).max())
+        # After a frame's last token comes the first one of the next frame, whose logits follow those of all codes.
+        frame, code = np.divmod(positions - first[:, None] * size, size)
+        codes = size - 1
         host = [
             positions,
             first[:, None] + np.arange(touched),
             first[:, None] + 1 + np.arange(complete),
-            positions - first[:, None] * size,
+            np.where(code < codes, frame * codes + code, touched * codes + frame),
         ]
-        there, numbers, after, index = (on_device(each, self.device) for each in upload(host, self.device))
+        window = upload(host, self.device)
+        there, numbers, after, index = (on_device(each, self.device) for each in window)
         self._tokens.scatter_(1, there, tokens.clamp(max=self.vocab_size - 2))
         frames = self._tokens.unflatten(1, (-1, size)).gather(1, numbers[..., None].expand(-1, -1, size))
-        next_first = self._first_logits(frames, first, after)
-        logits = torch.cat([self._code_logits(frames, first, numbers), next_first], dim=2).flatten(1, 2)
+        first = part(window[1], np.s_[:, 0])
+        next_first = self._first_logits(frames[:, :complete], first, after)
+        logits = torch.cat([self._code_logits(frames, first, numbers), *next_first], dim=1)
         return Logits(logits.gather(1, index[..., None].expand(-1, -1, self.vocab_size)), None)
 
     def frame_features(self, frames: NDArray[np.int64]) -> Tensor:
@@ -239,44 +247,33 @@ class FrameTarget:
         for sampler, theirs in zip(self._samplers, other._samplers, strict=True):
             sampler.join(theirs, row_ids)
 
-    def _first_logits(self, frames: Tensor, first: NDArray[np.int64], after: Tensor) -> Tensor:
-        """The logits [B, n, 1, 1 + V] of the first token after each of n frames.
-
-        The backbone reads the complete frames; the logits after the others are zeros, and not used.
+    def _first_logits(self, frames: Tensor, first: NDArray[np.int64], after: Tensor) -> list[Tensor]:
+        """The logits [B, n, 1 + V] of the first token after each of n frames, which the backbone reads; none if n is 0.
 
         Args:
             frames: int64 [B, n, 1 + D].
             first: Host int64 [B], their first numbers.
-            after: int64 [B, complete], the numbers of the frames after those that are complete.
+            after: int64 [B, n], the numbers of the frames after them.
         """
-        complete = after.shape[1]
-        logits = torch.zeros(*frames.shape[:2], self.vocab_size, device=self.device)
-        if complete:
-            read = frames[:, :complete]
-            z = F.pad(self._log_probs(self._model.read(read, first), self._samplers[0]), (0, 1), value=-torch.inf)
-            self._keep_hidden(after)
-            if self._ends is not None:
-                end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
-                end_only = torch.zeros_like(z).masked_fill(~end, -torch.inf)
-                z = torch.where(self._ends(read)[..., None], end_only, z)
-            logits[:, :complete] = z
-        return logits[:, :, None]
+        if not frames.shape[1]:
+            return []
+        z = self._log_probs(self._model.read(frames, first), self._samplers[0], 1)
+        self._keep_hidden(after)
+        return [z if self._ends is None else torch.where(self._ends(frames)[..., None], self._end_only, z)]
 
     def _keep_hidden(self, numbers: Tensor) -> None:
         """Stores the hidden states from which the frames of these numbers, int64 [B, n], start."""
         hidden = self._model.hidden()
-        self._hidden = self._hidden.scatter(1, numbers[..., None].expand(hidden.shape), hidden)
+        self._hidden.scatter_(1, numbers[..., None].expand(hidden.shape), hidden)
 
     def _code_logits(self, frames: Tensor, first: NDArray[np.int64], numbers: Tensor) -> Tensor:
-        """The logits [B, n, D, 1 + V] of the codes of n frames of these numbers, the first of which the host has."""
+        """The logits [B, n * D, 1 + V] of the codes of n frames of these numbers, the first of which the host has."""
         hidden = self._hidden.gather(1, numbers[..., None].expand(-1, -1, self._hidden.shape[2]))
-        rest = self._model.rest(hidden, frames, first)
-        z = self._log_probs(rest, self._samplers[1]).unflatten(1, (frames.shape[1], -1))
-        return F.pad(z, (0, 1), value=-torch.inf)
+        return self._log_probs(self._model.rest(hidden, frames, first), self._samplers[1], 1)
 
-    def _log_probs(self, logits: Logits, sampler: TokenSampler) -> Tensor:
+    def _log_probs(self, logits: Logits, sampler: TokenSampler, more: int = 0) -> Tensor:
         """Log-probabilities; the loop has one set of sampling parameters, but first tokens and codes have their own."""
-        return probs(logits, sampler).log()
+        return log_probs(probs(logits, sampler), more)
 
 
 def probs(logits: Logits, sampler: TokenSampler) -> Tensor:

@@ -112,6 +112,10 @@ class PendingTokens(Protocol):
         """The tokens on the device."""
         ...
 
+    def send(self) -> Self:
+        """Begins to copy the tokens to the host."""
+        ...
+
     def read(self) -> NDArray[np.int64]:
         """The tokens on the host; waits for them."""
         ...

@@ -46,11 +46,14 @@ from mmspec.setup_work import record_setup
 
 VARIABLE = "MMSPEC_CUDA_GRAPHS"
 _STEP = 128  # slots by which the part of the cache that is read grows
+_GRAPH_BYTES = 2**21  # that a driver needs for the kernels of a graph, about 1 KiB each
 _MAX_WIDTH = 128  # tokens per row; wider calls keep the device busy anyway, and a graph would hold on to their memory
 
 # (tokens int64 [R, W, *cell], slots int64 [R, W], number of cache slots to read, early exit) -> logits
 # [R, W, *cell, V] and features [R, W, D].
 Read = Callable[[Tensor, Tensor, int, EarlyExit | None], tuple[Tensor, Tensor]]
+# What a graph is of: an early exit of the model, the name of a loop with calls of the model, or None for the model.
+CapturedPart = EarlyExit | str | None
 
 
 class Capturable(SupportsTreeEarlyExit, ExitFeatureTarget, LayerFeatureTarget, Protocol):
@@ -112,7 +115,7 @@ def use_cuda_graphs(device: torch.device) -> bool:
 
 
 class GraphCache:
-    """Captured calls, by window width and cache length, of the whole model and of its early exits.
+    """Captured calls, by window width and cache length, of the whole model, of its early exits and of loops.
 
     The graphs of one part of the model share one memory pool, so the output of a call must be copied before the next
     call of that part.
@@ -124,13 +127,19 @@ class GraphCache:
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] | None = None
-        self._calls: dict[tuple[int, int, EarlyExit | None], _CapturedCall] = {}
-        self._pools: dict[EarlyExit | None, Any] = {}
-        self._fails: set[EarlyExit | None] = set()  # the parts of which a call could not be captured
+        self._calls: dict[tuple[Any, ...], _CapturedCall] = {}  # the part is last
+        self._pools: dict[CapturedPart, Any] = {}
+        self._fails: set[CapturedPart] = set()  # the parts of which a call could not be captured
+        self._memory = 0  # bytes by which what torch has reserved grew in captures
 
-    def works(self, part: EarlyExit | None = None) -> bool:
+    def works(self, part: CapturedPart = None) -> bool:
         """Whether every call of a part of the model could be captured so far; None is the whole model."""
         return part not in self._fails
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the `tensors`, and of the graphs: of the memory that captures took and of their kernels, a guess."""
+        return sum(t.nbytes for t in self.tensors or ()) + self._memory + _GRAPH_BYTES * len(self._calls)
 
     @property
     def has_calls(self) -> bool:
@@ -148,52 +157,74 @@ class GraphCache:
         cell: tuple[int, ...] = (),
     ) -> _CapturedCall | None:
         """The captured call of a shape, captured now if it is new; None if a call of its part cannot be captured."""
+
+        def inputs() -> list[Tensor]:
+            tokens = torch.zeros(batch_size, width, *cell, dtype=torch.int64, device=device)
+            return [tokens, torch.arange(width, device=device).repeat(batch_size, 1) + (end - width)]
+
+        return self.of(read, inputs, (end, part), (width, end, part), device)
+
+    def of(
+        self,
+        run: Callable[..., Any],
+        inputs: Callable[[], list[Tensor]],
+        fixed: tuple[Any, ...],
+        key: tuple[Any, ...],
+        device: torch.device,
+    ) -> _CapturedCall | None:
+        """A captured call, captured now if it is new; None if a call of its part cannot be captured.
+
+        Args:
+            run: The call. It takes the inputs, and then what is fixed.
+            inputs: Makes the input buffers.
+            fixed: Further arguments.
+            key: What distinguishes the call from others; its part of the model is last.
+            device: The device of the buffers.
+        """
+        part = key[-1]
         if not self.works(part):  # another attempt would run the call, to warm up, and fail again
             return None
-        found = self._calls.get((width, end, part))
+        found = self._calls.get(key)
         if found is None:
-            found = _CapturedCall(batch_size, width, end, device, part, cell)
+            found = _CapturedCall(inputs, fixed)
             if device.type == "cuda":
                 try:
                     with capturing:
                         pool = self._pools.setdefault(part, torch.cuda.graph_pool_handle())
-                        found.capture(read, pool, first=all(known != part for *_, known in self._calls))
+                        before = torch.cuda.memory_reserved(device)
+                        found.capture(run, pool, first=all(known != part for *_, known in self._calls))
+                        # At most: others may reserve memory meanwhile, and a cache that is allocated now counts twice.
+                        self._memory += max(0, torch.cuda.memory_reserved(device) - before)
                 except RuntimeError:  # raised by torch and CUDA for operations that cannot be captured
                     self._fails.add(part)
                     # The earlier calls of this part will not be replayed either; their pool is freed with them.
                     self._calls = {shape: call for shape, call in self._calls.items() if shape[-1] != part}
                     self._pools.pop(part, None)
                     return None
-            self._calls[width, end, part] = found
+            self._calls[key] = found
             record_setup()
         return found
 
 
 class _CapturedCall:
-    """The call of one part, window width and cache length, with its input buffers; on a CPU it runs eagerly.
+    """A call with its input buffers; on a CPU it runs eagerly.
+
+    Args:
+        inputs: Makes the buffers; of a window, its tokens int64 [R, W, *cell] and its slots int64 [R, W].
+        fixed: Further arguments of the call.
 
     Attributes:
-        tokens: int64 [R, W, *cell], an input buffer.
-        slots: int64 [R, W], an input buffer.
+        inputs: The buffers.
     """
 
-    def __init__(
-        self,
-        batch_size: int,
-        width: int,
-        end: int,
-        device: torch.device,
-        part: EarlyExit | None = None,
-        cell: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, inputs: Callable[[], list[Tensor]], fixed: tuple[Any, ...]) -> None:
         with torch.inference_mode(False):  # the buffers may be written outside of inference mode later
-            self.tokens = torch.zeros(batch_size, width, *cell, dtype=torch.int64, device=device)
-            self.slots = torch.arange(width, device=device).repeat(batch_size, 1) + (end - width)
-        self._end, self._part = end, part
-        self._out: tuple[Tensor, Tensor] | None = None
+            self.inputs = inputs()
+        self._fixed = fixed
+        self._out: Any = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def capture(self, read: Read, pool: Any, first: bool) -> None:
+    def capture(self, read: Callable[..., Any], pool: Any, first: bool) -> None:
         """Captures the call in a CUDA graph.
 
         Args:
@@ -204,7 +235,7 @@ class _CapturedCall:
         Raises:
             RuntimeError: If the call cannot be captured.
         """
-        device = self.tokens.device
+        device = self.inputs[0].device
         current, (warmup_stream, capture_stream) = torch.cuda.current_stream(device), streams(device)
         # The current stream is set explicitly, because a capture that fails would leave its own stream set.
         with torch.cuda.device(device), torch.cuda.stream(current), with_plans():
@@ -224,14 +255,13 @@ class _CapturedCall:
                 self._out = self._run(read)
             self._graph = graph
 
-    def _run(self, read: Read) -> tuple[Tensor, Tensor]:
-        return read(self.tokens, self.slots, self._end, self._part)
+    def _run(self, read: Callable[..., Any]) -> Any:
+        return read(*self.inputs, *self._fixed)
 
-    def __call__(self, read: Read) -> tuple[Tensor, Tensor]:
+    def __call__(self, read: Callable[..., Any]) -> Any:
         if self._graph is None:
             return self._run(read)
         self._graph.replay()
-        assert self._out is not None
         return self._out
 
 
@@ -418,8 +448,9 @@ class CUDAGraphTarget:
         rows = rows if self._live is None else len(self._live)
         live = self._index if self._index is None or factor == target.cfg_factor else self._index[:rows]
         first, start = self._first_slots(width), on_device(at, self.device)[:, None]
-        slots_of = call.slots.view(factor, target.rows, width)
-        tokens_of = call.tokens.view(factor, target.rows, width, *target.cell)
+        tokens_of, slots_of = call.inputs
+        slots_of = slots_of.view(factor, target.rows, width)
+        tokens_of = tokens_of.view(factor, target.rows, width, *target.cell)
         # Tokens of an earlier window stay in slots after the last one: what is read there is not used.
         if live is None:
             torch.add(first.expand(factor, rows, width), start, out=slots_of)

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget, GraphCache
 from mmspec.kernels.backend import choose
 
-MAX_KEPT = 2  # sets of graphs per model; each has a KV cache
-MAX_BYTES = 2**30  # of the tensors of a set; with larger batches capturing takes a small part of the time
+MAX_BYTES = 2**31  # of the sets of a model; with larger batches capturing takes a small part of the time
 ROUND = 64  # slots of a cache, so that calls with other prompts and windows have the same shapes
 _lock = RLock()  # a target may be freed, and its set given back, by a garbage collection while a set is taken
 _PRIMITIVES = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -98,13 +97,15 @@ class KeptGraphs:
         return None
 
     def give(self, kept: _Kept) -> None:
-        """Takes a set back, if it can be of use, in the place of the one that has not been used for longest."""
-        graphs, tensors = kept.graphs, kept.graphs.tensors
-        if tensors is None or not (graphs.has_calls and graphs.works()) or sum(t.nbytes for t in tensors) > MAX_BYTES:
+        """Takes a set back, if it can be of use, in the place of those that have not been used for longest."""
+        graphs = kept.graphs
+        if graphs.tensors is None or not (graphs.has_calls and graphs.works()) or graphs.nbytes > MAX_BYTES:
             return
         with _lock:
             if not kept.is_stale:
-                self._free = [*self._free, kept][-MAX_KEPT:]
+                self._free.append(kept)
+                while sum(one.graphs.nbytes for one in self._free) > MAX_BYTES:
+                    self._free = self._free[1:]
 
     def drop(self, kept: _Kept) -> None:
         """Frees a set, now or once its decode gives it back."""

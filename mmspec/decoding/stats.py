@@ -252,6 +252,17 @@ class Meter:
         if self.measure_entropy:
             self._measure(p, tokens, counts[:, None], ids)
 
+    def count_steps(self, count: int, ids: NDArray[np.int64]) -> None:
+        """Records `count` target calls without drafts, in each of which every row gained a token; measures nothing.
+
+        Args:
+            count: Calls.
+            ids: Host int64 [B], the indices of the rows in the request.
+        """
+        self.nfe += count
+        self.calls[ids] += count
+        self.tokens[ids] += count
+
     def iteration(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number of target calls that each of the rows `ids` has taken part in, host int64 [B, 1].
 

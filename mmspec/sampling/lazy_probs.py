@@ -25,16 +25,26 @@ from torch.utils._pytree import tree_map_only
 
 from mmspec.errors import ModelError
 from mmspec.kernels import coupling as coupling_kernels
+from mmspec.kernels import softmax_stats
 from mmspec.kernels.fused_sampler import Settings, fused_sample
 from mmspec.kernels.residual import resample
 from mmspec.kernels.softmax_stats import LINE, SoftmaxStats, at, point_mass_stats, stats_of_probs
 from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally, first_reused
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import copied, on_device
-from mmspec.sampling.rejection import Draft, Verdict, one_hot, point_mass, ratio, residual, sample, sample_draft
+from mmspec.sampling.rejection import (
+    INVALID,
+    Draft,
+    Verdict,
+    log_probs,
+    one_hot,
+    point_mass,
+    ratio,
+    residual,
+    sample,
+    sample_draft,
+)
 from mmspec.sampling.rng import CounterRNG
-
-INVALID = "the model gave logits that are not numbers (NaN), or forbade every token of a position"
 
 
 class LazyProbs(Tensor):
@@ -329,6 +339,11 @@ def _ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
     return p_x / q_x
 
 
+def _log_probs(p: LazyProbs, more: int = 0) -> Tensor:
+    """`mmspec.sampling.rejection.log_probs`, in one launch after that which reads the logits."""
+    return softmax_stats.log_probs(*p.stats.source(), more)
+
+
 def _residual(p: Tensor, q: Tensor) -> Any:
     """`mmspec.sampling.rejection.residual`."""
     return _LazyResidual(p, stats_of(q)) if isinstance(p, LazyProbs) else residual(p, dense_of(q))
@@ -387,6 +402,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     couple_by_noise: _couple_by_noise,
     ratio: _ratio,
     residual: _residual,
+    log_probs: _log_probs,
     point_mass: _point_mass,
     one_hot: _one_hot,
     Tensor.__getitem__: _index,

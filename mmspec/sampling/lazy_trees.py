@@ -15,10 +15,10 @@ from mmspec.kernels.siblings import sample_siblings
 from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, Walked, walk_tree
 from mmspec.sampling import k_seq, tree_rejection
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.lazy_probs import FUNCTIONS, INVALID, LazyProbs, dense_of, stats_of
+from mmspec.sampling.lazy_probs import FUNCTIONS, LazyProbs, dense_of, stats_of
 from mmspec.sampling.lazy_verification import kernel_rule
 from mmspec.sampling.mirrored import Download, mirrored
-from mmspec.sampling.rejection import ratio
+from mmspec.sampling.rejection import INVALID, ratio
 from mmspec.sampling.tree import Chosen, Independent, Tree, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import TreeVerdict
 

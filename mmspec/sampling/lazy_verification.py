@@ -20,10 +20,10 @@ from mmspec.kernels.accept import BROKEN_DRAFT, Verified, verify_window
 from mmspec.kernels.rule import KernelRule
 from mmspec.kernels.softmax_stats import TOTAL, at
 from mmspec.sampling.acceptance import Accept, SupportsKernels
-from mmspec.sampling.lazy_probs import FUNCTIONS, INVALID, LazyProbs, checked, dense_of, rows_of, stats_of
+from mmspec.sampling.lazy_probs import FUNCTIONS, LazyProbs, checked, dense_of, rows_of, stats_of
 from mmspec.sampling.mirrored import Download, mirrored, on_device
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, couple_columns, entries, verify_columns, with_resampled
-from mmspec.sampling.rejection import Draft, Verdict, ratio, sample, verify
+from mmspec.sampling.rejection import INVALID, Draft, Verdict, ratio, sample, sampled, verify
 from mmspec.sampling.rng import WindowRNG
 
 
@@ -79,7 +79,12 @@ class PendingTokens:
 
     def __init__(self, tokens: Tensor) -> None:
         self.tokens = tokens
-        self._found = Download(tokens)
+        self._found: Download | None = None
+
+    def send(self) -> Self:
+        """Begins to copy the tokens to the host."""
+        self._found = Download(self.tokens)
+        return self
 
     def read(self) -> NDArray[np.int64]:
         """The tokens on the host, int64 [B, W]; waits for them.
@@ -87,10 +92,8 @@ class PendingTokens:
         Raises:
             ModelError: If a token has no distribution.
         """
-        found: NDArray[np.int64] = self._found.wait().numpy()
-        if (found < 0).any():
-            raise ModelError(INVALID)
-        return found
+        assert self._found is not None, "send() comes first"
+        return sampled(self._found.wait().numpy())
 
 
 def launch_sampling(p: Tensor, u: Tensor) -> PendingTokens | None:

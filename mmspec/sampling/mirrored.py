@@ -64,6 +64,12 @@ def window_positions(at: NDArray[np.int64], first: int, count: int, device: torc
     return mirrored(host, on_device(at, device)[:, None] + torch.arange(first, first + count, device=device))
 
 
+def advanced(at: NDArray[np.int64], by: int = 1) -> NDArray[np.int64]:
+    """The array plus a number, with its copy on a device if the array has one."""
+    mirror = getattr(at, "mirror", None)
+    return at + by if mirror is None else mirrored(np.asarray(at) + by, mirror + by)
+
+
 def upload(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> Sequence[NDArray[np.int64]]:
     """The arrays, copied to the device in one copy, see `copied`; on a CPU as they are."""
     if device.type == "cpu":

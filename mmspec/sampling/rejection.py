@@ -26,6 +26,7 @@ from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.mirrored import copied
 from mmspec.sampling.precision import widest
 
+INVALID = "the model gave logits that are not numbers (NaN), or forbade every token of a position"
 _GROUP, _SMALL = 128, 4096  # tokens
 
 
@@ -83,6 +84,25 @@ class Verdict:
     def path(self) -> NDArray[np.int64]:
         """The entries of the accepted path, host int64 [B, m], as for a tree: those of a window follow one another."""
         return np.broadcast_to(np.arange(1, self.p.shape[1]), (len(self.p), self.p.shape[1] - 1))
+
+
+def log_probs(p: Tensor, more: int = 0) -> Tensor:
+    """The logarithms of probabilities [B, W, V], float32 [B, W, V + more]: -inf for `more` tokens after the others."""
+    if has_torch_function((p,)):
+        found: Tensor = handle_torch_function(log_probs, (p,), p, more)
+        return found
+    return F.pad(p.log(), (0, more), value=-torch.inf)
+
+
+def sampled(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tokens on the host that kernels have sampled.
+
+    Raises:
+        ModelError: If one is -1: it has no distribution.
+    """
+    if (tokens < 0).any():
+        raise ModelError(INVALID)
+    return tokens
 
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
@@ -182,7 +202,7 @@ def sample_many(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> T
             cdf = _by_groups(weights)
             total = cdf[..., -1:]
     if not bool((total > 0).all()):
-        raise ModelError("the model gave logits that are not numbers (NaN), or forbade every token of a position")
+        raise ModelError(INVALID)
     # Strictly below the total, so that the sampled token always has mass.
     goal = torch.minimum(u * total, total.nextafter(torch.zeros_like(total)))
     group = torch.searchsorted(cdf, goal, right=True)

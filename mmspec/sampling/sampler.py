@@ -216,15 +216,7 @@ class TokenSampler:
         from mmspec.sampling import lazy_trees, lazy_verification  # noqa: F401 (they add what verifies)
         from mmspec.sampling.lazy_probs import LazyProbs
 
-        width = positions.shape[1]
-        if width not in self._by_width:
-            self._by_width[width] = (
-                self.guidance[:, 0].expand(positions.shape).contiguous(),
-                self.temperature.masked_fill(self.greedy, 0.0).flatten(),
-                self.top_k.flatten().int(),
-                self.top_p.flatten(),
-            )
-        scale, temperature, top_k, top_p = self._by_width[width]
+        scale, temperature, top_k, top_p = self._read_by_kernels(positions.shape[1])
         if self._guidance_ends:
             scale = torch.where(on_device(positions, scale.device) < self.guidance_end[:, 0], scale, 1.0)
         settings = Settings(
@@ -236,6 +228,27 @@ class TokenSampler:
             None if self.constraint is None else self.constraint.allowed,
         )
         return LazyProbs.of(logits, settings)
+
+    def of_any_slot(self) -> tuple[tuple[Tensor, ...], tuple[bool, bool]] | None:
+        """What the kernels read of one slot of each row, if it is the same at all positions; else None.
+
+        Returns:
+            Guidance scales float32 [B, 1], temperatures float32 [B], which are 0 if greedy, top-k int32 [B] and top-p
+            float32 [B], the same object until rows leave or join; and whether any row has a top-k, and a top-p.
+        """
+        if self._guidance_ends or self.constraint is not None or self._any_min_p or self._any_typical_p:
+            return None
+        return self._read_by_kernels(1), (bool(self._max_k), self._any_p)
+
+    def _read_by_kernels(self, width: int) -> tuple[Tensor, ...]:
+        if width not in self._by_width:
+            self._by_width[width] = (
+                self.guidance[:, 0].expand(-1, width).contiguous(),
+                self.temperature.masked_fill(self.greedy, 0.0).flatten(),
+                self.top_k.flatten().int(),
+                self.top_p.flatten(),
+            )
+        return self._by_width[width]
 
 
 class ColumnSampler:

@@ -123,7 +123,7 @@ def test_samples_follow_the_target_distribution(recipe: str) -> None:
 
 def test_frames_that_share_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.1), 6_000
-    monkeypatch.setattr(mmspec.audio.depth.frame_batch, "frame_seed", lambda seed, frame: seed)
+    monkeypatch.setattr(mmspec.audio.depth.depth_decoding, "frame_seed", lambda seed, frame: seed)
     with torch.inference_mode():
         joint = joint_probs(model, 2)
     floor, spread = noise_floor(joint, rows)

@@ -23,7 +23,7 @@ from captures import Captures
 from torch import Tensor, nn
 
 from mmspec.decoding import cuda_graphs
-from mmspec.decoding.kept_graphs import MAX_KEPT, KeptGraphs, _drop_with_weights, _Kept, free_graphs, parts_of
+from mmspec.decoding.kept_graphs import KeptGraphs, _drop_with_weights, _Kept, free_graphs, parts_of
 from mmspec.decoding.target import EarlyExit
 
 PROMPTS = [[1, 7, 8, 3], [0, 0, 9, 3], [5, 6, 2, 3, 11, 3]]
@@ -111,12 +111,22 @@ def test_threads_do_not_share_graphs(captures: Captures) -> None:
     assert captures.count == count
 
 
-def test_graphs_are_bounded_and_can_be_freed(captures: Captures) -> None:
+def test_graphs_are_bounded_and_can_be_freed(captures: Captures, monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama()
-    sets = KeptGraphs.of(model.model)
-    for length in (16, 70, 140):
+    sets, lengths = KeptGraphs.of(model.model), (16, 70, 140)
+    for length in lengths:
         tokens(model, [1] + [7] * length)
-    assert len(sets) == MAX_KEPT == 2
+    assert len(sets) == 3, "as many as there are sizes"
+    bytes_of_all = sum(one.graphs.nbytes for one in sets._free)
+    monkeypatch.setattr("mmspec.decoding.kept_graphs.MAX_BYTES", bytes_of_all - 1)
+    count = captures.count
+    tokens(model, [1] + [7] * 16)
+    assert captures.count == count and len(sets) == 2
+    for length, is_new in ((140, False), (16, False), (70, True)):  # which was not used for longest
+        count = captures.count
+        tokens(model, [1] + [7] * length)
+        assert (captures.count > count) == is_new, length
+    assert 0 < sum(one.graphs.nbytes for one in sets._free) < bytes_of_all
     assert not len(KeptGraphs.of(copy.deepcopy(model).model))
     assert b"mmspec" not in pickle.dumps(model), "a pickled model is read where mmspec is not installed"
     free_graphs(model)
@@ -286,12 +296,12 @@ def test_the_graphs_of_a_part_that_fails_are_freed(monkeypatch: pytest.MonkeyPat
     attempts = list[int]()
 
     class FakeCapture:
-        def __init__(self, *shape: Any) -> None:
-            self._width = shape[1]
+        def __init__(self, inputs: Any, fixed: tuple[Any, ...]) -> None:
+            self._end = fixed[0]
 
         def capture(self, read: Any, pool: object, first: bool) -> None:
-            attempts.append(self._width)
-            if self._width == 3:
+            attempts.append(self._end)
+            if self._end == 9:
                 raise RuntimeError("cannot be captured")
             self._pool = pool
 
@@ -306,10 +316,10 @@ def test_the_graphs_of_a_part_that_fails_are_freed(monkeypatch: pytest.MonkeyPat
     assert whole is not None and inner is not None
     pool, call = ref(graphs._pools[part]), ref(inner)
     del inner
-    assert graphs.call(read, 1, 3, 8, device, part) is None and not graphs.works(part)
+    assert graphs.call(read, 1, 2, 9, device, part) is None and not graphs.works(part)
     assert pool() is None and call() is None
-    assert [graphs.call(read, 1, width, 8, device, part) for width in (3, 2)] == [None, None]
-    assert attempts == [2, 2, 3], "each attempt would run the model, and fail again"
+    assert [graphs.call(read, 1, 2, end, device, part) for end in (9, 8)] == [None, None]
+    assert attempts == [8, 8, 9], "each attempt would run the model, and fail again"
     assert graphs.works() and graphs.call(read, 1, 2, 8, device) is whole
 
 

@@ -29,6 +29,7 @@ from mmspec.kernels import (
     recycle,
     residual,
     siblings,
+    softmax_stats,
     stand,
     stopping,
     token_init,
@@ -95,6 +96,7 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
         kernels.append((residual._resample, size, 16))
         kernels.append((coupling._couple_maximally, {**size, "out": "i64"}, 16))
         kernels.append((accept._verify_window, {**size, "RULE": 0, "NEAR": False, "NEIGHBORS": 1, "DIM": 1}, 16))
+    kernels.append((softmax_stats._log_probs, {"BLOCK": softmax_stats._BLOCK, "out": "fp32"}, 4))
     kernels.append((coupling._couple_by_noise, {"BLOCK": 8192, "out": "i64"}, 16))
     for init in range(5):
         more = {"INIT": init, "LINES": init > 0, "FORCED": True, "REUSES": True, "BLOCK": 32}

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mmspec.audio.depth.captured_depth import sample_frame
 from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.audio.models.moshi.decoding import MoshiDepth
 from mmspec.hf.causal_target import CausalTarget
@@ -55,6 +56,31 @@ def traced_reads(target: Any, cell: tuple[int, ...] = ()) -> list[Trace]:
             call()  # allocates
             found.append(trace(call))
         return found
+
+
+def traced_frame(target: Any, codes: int) -> Trace:
+    """The trace of the loop that samples a whole frame, of a target that is on a fake device already.
+
+    Args:
+        target: A `mmspec.audio.depth.captured_depth.CapturableDepth`.
+        codes: The codes of a frame.
+    """
+    with fake_device() as device, torch.inference_mode():
+        _move(target, device, {})
+        rows = target.rows
+        numbers, one = torch.zeros(rows, 2, dtype=torch.int64, device=device), torch.ones(rows, device=device)
+        settings = one[:, None], one, one.int(), one
+        call = partial(sample_frame, target, numbers, *settings, codes, True, True)
+        call()  # allocates
+        return trace(call)
+
+
+def traced_whole(target: Any, codebooks: int) -> Trace:
+    """The trace of the call that reads whole frames, of a target that is on a fake device already."""
+    with fake_device() as device, torch.inference_mode():
+        frame = torch.zeros(target.rows, codebooks, dtype=torch.int64, device=device)
+        target.every_code(frame)  # allocates
+        return trace(partial(target.every_code, frame))
 
 
 def _move(value: Any, device: torch.device, seen: dict[int, Any]) -> Any:

@@ -1,8 +1,8 @@
 """Prints what frames of a model with a depth decoder cost on a device that counts: `python frame_counts.py`, as JSON.
 
 The model is a tiny CSM of transformers whose calls are recorded, and replayed as CUDA graphs are: a call is one launch.
-By recipe, frames ahead and batch: the tokens, of captured and of eager calls; for each frame, or window of frames, its
-launches, uploads and waits, the calls among the launches, and whether rows have left the batch.
+By recipe, frames ahead and batch: the tokens, of captured calls, of eager ones and of a CPU; for each frame, or window
+of frames, its launches, uploads and waits, the calls among the launches, and whether rows have left the batch.
 """
 
 from __future__ import annotations
@@ -67,6 +67,31 @@ def recorded(call: Any, read: Any, counted: CountedDevice) -> tuple[Tensor, Tens
     return found
 
 
+def decoded(recipe: str, ahead: int, rows: int, placed: Any, device: Any) -> Tensor:
+    """The frames of a decode.
+
+    Args:
+        recipe: The recipe.
+        ahead: Frames in a window.
+        rows: B.
+        placed: Puts the weights of a model where they are used.
+        device: Of the texts.
+    """
+    model, smaller = (placed(tiny_speech.csm(2 + n, codebooks=BOOKS, codes=7, layers=2 - n)) for n in (0, 1))
+    text = (torch.arange(3) + torch.arange(rows)[:, None]) % 15 + 1
+
+    def prompted(model: Any) -> CsmFrames:
+        embeds = model.embed_text_tokens(text.to(device)).detach()
+        return CsmFrames(model, embeds, torch.ones(rows, 3, dtype=torch.bool).to(device), LENGTH, ahead)
+
+    target, draft = prompted(model), prompted(smaller) if recipe.startswith("draft") else None
+    settings = SamplingParams(0.9, top_k=5), SamplingParams(1.2, top_k=5)
+    spec, seeds = FrameSpec(LENGTH, lambda each: each[..., 0] == END, END, *settings), range(rows)
+    if ahead:
+        return decode_frame_windows(target, parse(recipe), spec, seeds, ahead, draft).frames
+    return decode_frames(target, parse(recipe), spec, seeds, draft).frames
+
+
 def frames(recipe: str, ahead: int, rows: int, captured: bool) -> dict[str, Any]:
     """The tokens of a decode, and what its frames, or windows of frames, cost."""
     found = list[dict[str, Any]]()
@@ -74,15 +99,6 @@ def frames(recipe: str, ahead: int, rows: int, captured: bool) -> dict[str, Any]
         for module in (causal_target, captured_depth):
             patch.setattr(module, "use_cuda_graphs", lambda device: captured)
         patch.setattr(_CapturedCall, "__call__", lambda call, read: recorded(call, read, counted))
-        model = on_device(tiny_speech.csm(2, codebooks=BOOKS, codes=7))
-        smaller = on_device(tiny_speech.csm(3, codebooks=BOOKS, codes=7, layers=1))
-        text = (torch.arange(3) + torch.arange(rows)[:, None]) % 15 + 1
-
-        def prompted(model: Any) -> CsmFrames:
-            embeds = model.embed_text_tokens(text.to(DEVICE))
-            return CsmFrames(model, embeds, torch.ones(rows, 3, dtype=torch.bool).to(DEVICE), LENGTH, ahead)
-
-        target, draft = prompted(model), prompted(smaller) if recipe.startswith("draft") else None
         kind: Any = RunningBatch if ahead else FrameBatch
         step = kind.step
 
@@ -104,15 +120,8 @@ def frames(recipe: str, ahead: int, rows: int, captured: bool) -> dict[str, Any]
             return running
 
         patch.setattr(kind, "step", stepping)
-        spec = FrameSpec(
-            LENGTH, lambda each: each[..., 0] == END, END, SamplingParams(0.9, top_k=5), SamplingParams(1.2, top_k=5)
-        )
-        seeds = range(rows)
-        if ahead:
-            made = decode_frame_windows(target, parse(recipe), spec, seeds, ahead, draft).frames
-        else:
-            made = decode_frames(target, parse(recipe), spec, seeds, draft).frames
-        return {"frames": found, "tokens": made.cpu().tolist()}
+        tokens = decoded(recipe, ahead, rows, on_device, DEVICE).cpu().tolist()
+        return {"frames": found, "tokens": tokens}
 
 
 def selected() -> dict[str, Any]:
@@ -132,6 +141,10 @@ def main() -> None:
     """Prints all cases."""
     torch._C._set_only_lift_cpu_tensors(True)
     cases: dict[str, Any] = {"by_index": selected()}
+    for recipe, ahead, rows in CASES:
+        cases[f"{recipe} ahead={ahead} B={rows} cpu"] = decoded(
+            recipe, ahead, rows, lambda model: model, "cpu"
+        ).tolist()
     for recipe, ahead, rows in CASES:
         cases[f"{recipe} ahead={ahead} B={rows}"] = frames(recipe, ahead, rows, True)
         if rows > 1 and not recipe.startswith("draft"):

@@ -304,8 +304,9 @@ def test_the_largest_number_gives_a_token_of_the_nucleus(device: torch.device) -
     assert int(got.tokens.max()) < 128 and bool((got.stats.dense().gather(-1, got.tokens[..., None]) > 0).all())
 
 
-def test_slots_give_the_core_s_probabilities_and_samples(device: torch.device) -> None:
+def test_slots_give_the_core_s_probabilities_and_samples(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernel 1 against `mmspec.sampling.sampler` and `mmspec.sampling.rejection`, for sampling parameters."""
+    monkeypatch.setattr(softmax_stats, "_BLOCK", 128)  # several programs write a slot's logarithms
     samplings = [
         SamplingParams(0.7, guidance_scale=3.0, guidance_end=2),
         SamplingParams(top_k=40, guidance_scale=0.3),
@@ -327,6 +328,9 @@ def test_slots_give_the_core_s_probabilities_and_samples(device: torch.device) -
         top_p=[1.0, 1.0, 0.8, 1.0], kind=kind, allowed=allowed,
     )  # fmt: skip
     assert torch.allclose(got.stats.dense(), p, atol=1e-6)
+    logs = softmax_stats.log_probs(*got.stats.source(), 3)
+    assert torch.allclose(logs.exp()[..., :vocab], p, atol=1e-6) and bool(logs[..., vocab:].isneginf().all())
+    assert torch.equal(logs[..., :vocab].isneginf(), p == 0)
     assert same_tokens(got.tokens, sample(p, u), p, u)
 
 
@@ -726,6 +730,7 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
         ),
         (coupling.couple_maximally_op, (*source, *before, drafts[:, :2], drafts, drafts, drafts[:, 0], u, u)),
         (coupling.couple_by_noise_op, (*source, drafts[:, 0], drafts)),
+        (softmax_stats.log_probs, (*source, 2)),
         (
             token_init.draft_window_op,
             (drafts, drafts[:, 0], drafts + 1, u, 0, 0, 11, None, None, None, None, None, None),

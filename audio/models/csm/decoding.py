@@ -68,7 +68,7 @@ class CsmDepth:
         self.codebooks = int(decoder.config.num_codebooks)
         self.module = self._decoder = decoder
 
-    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         embeds: Tensor = self._decoder.model.embed_tokens(tokens + books * self.vocab_size)
         return embeds
 
@@ -89,7 +89,7 @@ class CsmDepth:
         normed: Tensor = model.norm(hidden)
         return normed
 
-    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         weight = self._decoder.codebooks_head.weight
         return by_index(
             hidden, heads, self.codebooks - 1, self.vocab_size, hidden.dtype, lambda head, own: own @ weight[head]

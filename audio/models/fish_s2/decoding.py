@@ -103,7 +103,7 @@ class FishDepth:
         self.codebooks = model.config.codebooks
         self.module = self._model = model
 
-    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         # One embedding for all codebooks: positions tell them apart.
         embeds: Tensor = self._model.fast_embeddings(tokens.clamp(0, self.vocab_size - 1))
         return embeds
@@ -114,7 +114,7 @@ class FishDepth:
         ).last_hidden_state
         return hidden
 
-    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         logits: Tensor = self._model.fast_head(hidden)
         return logits
 

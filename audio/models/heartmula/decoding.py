@@ -69,7 +69,7 @@ class HeartMuLaDepth:
         self.codebooks = model.config.audio_num_codebooks
         self.module = self._model = model
 
-    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         return self._model.embed_codes(tokens, books)
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
@@ -82,7 +82,7 @@ class HeartMuLaDepth:
         ).last_hidden_state
         return hidden
 
-    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         weight = self._model.audio_head
         return by_index(
             hidden, heads, self.codebooks - 1, self.vocab_size, hidden.dtype, lambda head, own: own @ weight[head]

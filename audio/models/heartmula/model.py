@@ -132,8 +132,8 @@ class HeartMuLa(nn.Module):
     def device(self) -> torch.device:
         return self.audio_head.device
 
-    def embed_codes(self, codes: Tensor, books: Tensor) -> Tensor:
-        """Codes int64 [...] of codebooks int64 [...] to embeddings [..., D]."""
+    def embed_codes(self, codes: Tensor, books: Tensor | int) -> Tensor:
+        """Codes int64 [...] of codebooks int64 [...], or one for all, to embeddings [..., D]."""
         embeds: Tensor = self.audio_embeddings(codes + books * self.config.audio_vocab_size)
         return embeds
 

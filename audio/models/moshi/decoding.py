@@ -26,8 +26,9 @@ from mmspec.hf.arguments import read_length, read_processors, read_sampling, ref
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
+from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.mirrored import advanced, on_device, uploaded
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 
@@ -84,8 +85,9 @@ class MoshiFrames:
         pattern, user_pattern = self._pattern[..., self._column], self._user_pattern[..., self._column]
         codes = torch.where(pattern == -1, frame[:, 1:], pattern)
         user_codes = torch.where(user_pattern == -1, self._silence[..., 0], user_pattern)
-        logits = self._target.forward(torch.cat([frame[:, :1], codes, user_codes], dim=1)[:, None], self._length)
-        self._length, self._column = self._length + 1, self._column + 1
+        at = uploaded(self._length, self.device)
+        logits = self._target.forward(torch.cat([frame[:, :1], codes, user_codes], dim=1)[:, None], at)
+        self._length, self._column = advanced(at), self._column + 1
         return logits
 
     def depth(self, first: Tensor, start: int, window: int) -> MoshiDepth | CapturedDepth:
@@ -132,6 +134,7 @@ class MoshiDepth:
         self._decoder, self._window = decoder, window
         self._codebooks = int(decoder.config.num_codebooks)
         self._codes = torch.zeros(len(first), self._codebooks + window + 1, dtype=torch.int64, device=hidden.device)
+        self._cache = SlotCache(self._codebooks)  # of single codes alone
 
     def prefill(self) -> Logits:
         return Logits(self._whole()[0][:, :1], None)
@@ -152,6 +155,19 @@ class MoshiDepth:
             logits.gather(1, following.expand(-1, -1, self.vocab_size)),
             hidden.gather(1, following.expand(-1, -1, hidden.shape[2])),
         )
+
+    def code(self, number: int, before: Tensor | None) -> Tensor:
+        """The logits [B, 1, V] of one code: see `mmspec.audio.depth.captured_depth.CapturableDepth.code`.
+
+        Its place is known, so that its weights alone are read, and the codes before it are in a KV cache.
+        """
+        decoder, index = self._decoder, torch.arange(number, number + 1, device=self.device)
+        of_frame, first = self.inputs
+        hidden = decoder.text_embed_tokens(first) if before is None else decoder.embed_tokens[number - 1](before)
+        hidden = hidden + decoder.input_projections(of_frame[:, None], index)
+        self._cache.at(number, number + 1)
+        bias = hidden.new_zeros(1, 1, 1, number + 1)
+        return decoder.lm_heads(self._layers(hidden, bias, index, self._cache), index)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self.inputs = [each[row_ids] for each in self.inputs]
@@ -178,11 +194,13 @@ class MoshiDepth:
 
     def tensors(self) -> list[Tensor]:
         """See `mmspec.decoding.kept_graphs.Reusable`."""
-        return [*self.inputs, self._codes]
+        return [*self.inputs, self._codes, *self._cache.tensors()]
 
     def take_over(self, tensors: list[Tensor]) -> None:
         """See `mmspec.decoding.kept_graphs.Reusable`; the inputs are those of an earlier frame until others come."""
-        *self.inputs, self._codes = tensors
+        *self.inputs, self._codes = tensors[:3]
+        with torch.inference_mode():  # the tensors were made in it
+            self._cache.take_over(tensors[3:])
 
     def _whole(self) -> tuple[Tensor, Tensor]:
         """The logits [B, codebooks, V] and hidden states [B, codebooks, H] of the whole frame.
@@ -195,11 +213,15 @@ class MoshiDepth:
         hidden = torch.stack([decoder.text_embed_tokens(first[:, 0]), *books], dim=1)
         hidden = hidden + decoder.input_projections(of_frame[:, None].expand(-1, len(index), -1), index)
         bias = additive_mask((index <= index[:, None])[None], hidden.dtype)
-        for layer in decoder.layers:
-            hidden = layer(
-                hidden, attention_mask=bias, position_ids=index[None], past_key_values=None, codebook_idx=index
-            )
+        hidden = self._layers(hidden, bias, index, None)
         return decoder.lm_heads(hidden, index), hidden
+
+    def _layers(self, hidden: Tensor, bias: Tensor, index: Tensor, cache: SlotCache | None) -> Tensor:
+        for layer in self._decoder.layers:
+            hidden = layer(
+                hidden, attention_mask=bias, position_ids=index[None], past_key_values=cache, codebook_idx=index
+            )
+        return hidden
 
 
 def generate(call: GenerateRequest) -> Any:

@@ -104,7 +104,7 @@ class MossLocalDepth:
         self.codebooks = model.config.codebooks
         self.module = self._model = model
 
-    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         model, tokens = self._model, tokens.clamp(max=self.vocab_size - 1)
         table = model.table(0)
         return by_index(
@@ -115,7 +115,7 @@ class MossLocalDepth:
         hidden: Tensor = self._model.local_transformer(embeds, mask, positions, cache)
         return hidden
 
-    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         def logits(head: int, own: Tensor) -> Tensor:
             return F.linear(own, self._model.table(head + 1))
 

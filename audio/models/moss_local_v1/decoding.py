@@ -124,6 +124,13 @@ class PenalizedDepth(DepthTarget):
         books = (slots - 1).clamp(0, seen.shape[1] - 1)
         return penalized(z.float(), seen.gather(1, books[..., None].expand_as(z)), self._penalty), features
 
+    def code(self, number: int, before: Tensor | None) -> Tensor:
+        z = super().code(number, before)
+        return penalized(z.float(), self.inputs[2][:, number, None], self._penalty)
+
+    def every_code(self, frame: Tensor) -> Tensor:
+        return penalized(super().every_code(frame).float(), self.inputs[2], self._penalty)
+
     def with_rows(self, rows: int) -> Self:
         hidden, first, seen = self.inputs
         return type(self)(
@@ -158,7 +165,7 @@ class LocalV1Depth:
         self.codebooks = 1 + codes
         self.module = self._model = model
 
-    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         model = self._model
 
         def one(book: int, own: Tensor) -> Tensor:
@@ -173,7 +180,7 @@ class LocalV1Depth:
         hidden: Tensor = self._model.local_transformer(x, mask, cache)
         return hidden
 
-    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         model = self._model
         return by_index(
             hidden,

@@ -51,7 +51,7 @@ class Qwen3OmniDepth:
         self.codebooks = int(talker.config.num_code_groups)
         self.module = self._talker = talker
 
-    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         first = self._talker.get_input_embeddings()
         return by_index(
             tokens, books, self.codebooks, first.embedding_dim, first.weight.dtype, partial(embed_code, self._talker)
@@ -63,7 +63,7 @@ class Qwen3OmniDepth:
         ).last_hidden_state
         return hidden
 
-    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         lm_head = self._talker.code_predictor.lm_head
         return by_index(
             hidden, heads, self.codebooks - 1, self.vocab_size, hidden.dtype, lambda head, own: lm_head[head](own)

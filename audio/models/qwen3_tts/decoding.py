@@ -65,7 +65,7 @@ class Qwen3TTSDepth:
         self.module = model.talker
         self._model = model
 
-    def embed(self, tokens: Tensor, books: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         model = self._model
 
         def embed(book: int, own: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Qwen3TTSDepth:
         ).last_hidden_state
         return hidden
 
-    def head(self, hidden: Tensor, heads: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         lm_head = self._model.talker.code_predictor.lm_head
         return by_index(
             hidden, heads, self.codebooks - 1, self.vocab_size, hidden.dtype, lambda head, own: lm_head[head](own)
