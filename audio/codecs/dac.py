@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmspec.audio.codec import CodecStream, OverlapStream
+from mmspec.audio.codec import CodecStream
 from mmspec.audio.codecs.convolution import receptive_field
+from mmspec.audio.codecs.overlap_graphs import overlap_stream
 
 
 class Dac:
@@ -33,7 +34,7 @@ class Dac:
         return F.pad(audio, (0, codes.shape[-1] * self.hop - audio.shape[-1]))
 
     def stream(self) -> CodecStream:
-        return OverlapStream(self, self._receptive_field, self._receptive_field // 2 + 1)
+        return overlap_stream(self, self._model, self._receptive_field, self._receptive_field // 2 + 1)
 
     def tables(self) -> list[Tensor]:
         # In the decoder's space: entries are projected from 8 dimensions to its width.

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import remove_parametrizations
 
-from mmspec.audio.codec import CodecStream, OverlapStream
+from mmspec.audio.codec import CodecStream
 from mmspec.audio.codecs.convolution import receptive_field
+from mmspec.audio.codecs.overlap_graphs import overlap_stream
 from mmspec.checkpoint import building, check_tensors, read_weights
 from mmspec.errors import ModelError
 from mmspec.hf.folder import read_json
@@ -57,7 +58,7 @@ class HiFiCodec:
 
     def stream(self) -> CodecStream:
         overlap = receptive_field(self._model.generator) // 2 + 1  # on each side: all convolutions are centered
-        return OverlapStream(self, overlap, overlap)
+        return overlap_stream(self, self._model, overlap, overlap)
 
     def tables(self) -> list[Tensor]:
         return [book.detach().float() for book in self._model.books()]

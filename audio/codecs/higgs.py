@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmspec.audio.codec import CodecStream, OverlapStream
+from mmspec.audio.codec import CodecStream
 from mmspec.audio.codecs.convolution import receptive_field
+from mmspec.audio.codecs.overlap_graphs import overlap_stream
 
 
 class HiggsCodec:
@@ -39,7 +40,7 @@ class HiggsCodec:
         return codes[0].T.cpu().clone()
 
     def stream(self) -> CodecStream:
-        return OverlapStream(self, self._receptive_field, self._receptive_field // 2 + 1)
+        return overlap_stream(self, self._model, self._receptive_field, self._receptive_field // 2 + 1)
 
     def tables(self) -> list[Tensor]:
         # In the decoder's space, after the projection of each quantizer.

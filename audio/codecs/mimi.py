@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from mmspec.audio.codec import CodecStream, OverlapStream
-from mmspec.audio.codecs.codec_part import CodecPart
-from mmspec.audio.codecs.convolution import receptive_field
+from mmspec.audio.codec import CodecStream
+from mmspec.audio.codecs.stepped_stream import SteppedStream
+from mmspec.audio.codecs.streamed_layers import SlidingKeys, StreamState, streamed
 
 
 class Mimi:
@@ -38,16 +37,12 @@ class Mimi:
         return codes[0].T.cpu().clone()
 
     def stream(self) -> CodecStream:
-        model = self._model
-
-        def features(codes: Tensor) -> Tensor:
-            return model.quantizer.decode(codes.to(model.device))
-
-        return MimiStream(model.decoder, features, self.hop, self.channels)
+        for group in self._groups():
+            for layer in group.layers:
+                _ = layer.codebook.embed  # a table that its first use makes, and that graphs refer to
+        return MimiStream(self._model, self._model.quantizer.decode, self.channels)
 
     def tables(self) -> list[Tensor]:
-        quantizer = self._model.quantizer
-        groups = (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer)
         # In the decoder's space, after the projection that the codebooks of a group share.
         return [
             (
@@ -57,45 +52,40 @@ class Mimi:
             )
             .detach()
             .float()
-            for group in groups
+            for group in self._groups()
             for layer in group.layers
         ]
 
+    def _groups(self) -> tuple[Any, Any]:
+        """The codebook of the first code, and those of the others."""
+        quantizer = self._model.quantizer
+        return quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer
 
-class MimiStream:
-    """Runs upsampling and convolutions on overlapping chunks; the transformer between them keeps its KV cache.
+
+class MimiStream(SteppedStream):
+    """Streams the decoder of Mimi: every layer keeps what it needs of the frames before.
 
     `MimiModel.decode` with `decoder_past_key_values` keeps the KV cache but not the inputs of the convolutions, so that
     every seam is audible.
 
     Args:
-        decoder: A `MimiModel`, or a model with the same decoder parts.
+        model: A `MimiModel`, or a model with the same decoder parts.
         features: Maps codes to the features [B, C, F] that the decoder reads.
-        hop: Samples per frame.
         channels: Channels of the audio.
     """
 
-    def __init__(self, decoder: Any, features: Callable[[Tensor], Tensor], hop: int, channels: int) -> None:
-        self._features = features
-        self._transformer = decoder.decoder_transformer
-        self._cache = DynamicCache(config=decoder.config)
-        self._up: OverlapStream | None = None
-        if decoder.upsample is not None:
-            stride = decoder.upsample.conv.stride[0]
-            self._up = OverlapStream(CodecPart(decoder.upsample, stride, decoder.upsample.conv.out_channels), 2, 0)
-            hop //= stride
-        # Causal convolutions padded with zeros need no later frames; the other modes pad with what follows.
-        far = receptive_field(decoder.decoder_seanet)
-        ahead = 0 if decoder.config.pad_mode == "constant" and decoder.config.use_causal_conv else far
-        self._back = OverlapStream(CodecPart(decoder.decoder_seanet, hop, channels), far, ahead)
+    def __init__(self, model: Any, features: Callable[[Tensor], Tensor], channels: int) -> None:
+        def build(state: StreamState) -> Callable[[Tensor], Tensor]:
+            decoder = streamed(model.decoder, state)
+            keys = SlidingKeys(decoder.decoder_transformer, state)
 
-    @torch.inference_mode()
-    def push(self, codes: Tensor) -> Tensor:
-        latents = self._features(codes)
-        hidden = latents if self._up is None else self._up.push(latents)
-        out = self._transformer(hidden.transpose(1, 2), past_key_values=self._cache, use_cache=True)
-        return self._back.push(out.last_hidden_state.transpose(1, 2)).float()
+            def decode(codes: Tensor) -> Tensor:
+                hidden = features(codes)
+                hidden = (hidden if decoder.upsample is None else decoder.upsample(hidden)).transpose(1, 2)
+                out = decoder.decoder_transformer(hidden, **keys.next(hidden)).last_hidden_state
+                audio: Tensor = decoder.decoder_seanet(out.transpose(1, 2))
+                return audio
 
-    @torch.inference_mode()
-    def finish(self) -> Tensor:
-        return self._back.finish().float()
+            return decode
+
+        super().__init__(model, build, channels, model.device)

@@ -6,14 +6,14 @@ transformers has no class for it; the files are those of the folder `speech_toke
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache, MimiConfig, MimiModel
+from transformers import MimiConfig, MimiModel
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeCausalConvNet,
@@ -22,9 +22,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeSnakeBeta,
 )
 
-from mmspec.audio.codec import CodecStream, OverlapStream
-from mmspec.audio.codecs.codec_part import CodecPart
-from mmspec.audio.codecs.convolution import receptive_field
+from mmspec.audio.codecs.stepped_stream import SteppedStream
+from mmspec.audio.codecs.streamed_layers import SlidingKeys, StreamState, streamed
 from mmspec.checkpoint import building, check_depths, check_tensors, read_tensors
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.folder import BUFFERS, read_json
@@ -57,11 +56,10 @@ class Qwen3TTSCodec:
         self.codebooks, self.codebook_size = model.codebooks, model.codebook_size
 
     def decode(self, codes: Tensor) -> Tensor:
-        stream = self.stream()
-        return torch.cat([stream.push(chunk) for chunk in codes.split(CHUNK, dim=-1)], dim=-1)
+        return self.stream().whole(codes, CHUNK)
 
-    def stream(self) -> CodecStream:
-        return Qwen3TTSCodecStream(self._model.decoder, self.hop)
+    def stream(self) -> SteppedStream:
+        return Qwen3TTSCodecStream(self._model.decoder)
 
     def tables(self) -> list[Tensor]:
         quantizer = self._model.decoder.quantizer
@@ -86,31 +84,25 @@ class Qwen3TTSCodec:
         return codes[: self.codebooks, : -(-len(wave) // model.encoder_hop)].T
 
 
-class Qwen3TTSCodecStream:
-    """Decodes frames as they arrive: the transformer keeps its KV cache, the convolutions the frames before.
+class Qwen3TTSCodecStream(SteppedStream):
+    """Streams the decoder: every layer keeps what it needs of the frames before.
 
     Args:
         decoder: The decoder.
-        hop: Samples per frame.
     """
 
-    def __init__(self, decoder: CodecDecoder, hop: int) -> None:
-        width = decoder.pre_conv.conv.out_channels
-        self._decoder = decoder
-        self._device = decoder.pre_conv.conv.weight.device
-        self._cache = DynamicCache(config=decoder.pre_transformer.config)
-        self._front = OverlapStream(CodecPart(decoder.features, 1, width), 2, 0)
-        back = receptive_field(nn.ModuleList([decoder.upsample, decoder.decoder]))
-        self._back = OverlapStream(CodecPart(decoder.wave, hop, 1), back, 0)
+    def __init__(self, decoder: CodecDecoder) -> None:
+        def build(state: StreamState) -> Callable[[Tensor], Tensor]:
+            layers: CodecDecoder = streamed(decoder, state)
+            keys = SlidingKeys(decoder.pre_transformer, state)
 
-    @torch.inference_mode()
-    def push(self, codes: Tensor) -> Tensor:
-        hidden = self._front.push(codes.to(self._device)).transpose(1, 2)
-        return self._back.push(self._decoder.pre_transformer.read(hidden, self._cache).transpose(1, 2)).float()
+            def decode(codes: Tensor) -> Tensor:
+                hidden = layers.features(codes).transpose(1, 2)
+                return layers.wave(layers.pre_transformer.read(hidden, keys).transpose(1, 2))
 
-    @torch.inference_mode()
-    def finish(self) -> Tensor:
-        return self._back.finish().float()
+            return decode
+
+        super().__init__(decoder, build, 1, decoder.pre_conv.conv.weight.device)
 
 
 class Codebook(nn.Module):
@@ -217,9 +209,10 @@ class PreTransformer(Qwen3OmniMoeCode2WavTransformerModel):
         self.input_proj = nn.Linear(sizes["latent_dim"], self.config.hidden_size)
         self.output_proj = nn.Linear(self.config.hidden_size, sizes["latent_dim"])
 
-    def read(self, latents: Tensor, cache: DynamicCache) -> Tensor:
+    def read(self, latents: Tensor, keys: SlidingKeys) -> Tensor:
         """Reads the next frames, latents [B, F, D], and returns latents of the same shape."""
-        out = self(inputs_embeds=self.input_proj(latents), past_key_values=cache, use_cache=True)
+        hidden = self.input_proj(latents)
+        out = self(inputs_embeds=hidden, **keys.next(hidden))
         projected: Tensor = self.output_proj(out.last_hidden_state)
         return projected
 

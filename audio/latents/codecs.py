@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from mmspec.audio.codec import CodecStream
 from mmspec.audio.codecs.mimi import MimiStream
+from mmspec.audio.codecs.stepped_stream import SteppedStream
+from mmspec.audio.codecs.streamed_layers import StreamState, streamed
 
 
 class PocketCodec:
@@ -40,7 +43,7 @@ class PocketCodec:
         return fade_in(self._model.decoder(self.features(codes)).audio_values.float(), self.ramp, 0)
 
     def stream(self) -> CodecStream:
-        return FadeInStream(MimiStream(self._model.decoder, self.features, self.hop, self.channels), self.ramp)
+        return FadeInStream(MimiStream(self._model, self.features, self.channels), self.ramp)
 
     def tables(self) -> list[Tensor]:
         return []
@@ -90,32 +93,34 @@ class VibeVoiceCodec:
         self.hop = int(model.config.audio_config.hop_length)
 
     def decode(self, codes: Tensor) -> Tensor:
-        return self.stream().push(codes)
+        return self.stream().whole(codes, codes.shape[-1])
 
-    def stream(self) -> CodecStream:
+    def stream(self) -> SteppedStream:
         return VibeVoiceStream(self._model, self.channels)
 
     def tables(self) -> list[Tensor]:
         return []
 
 
-class VibeVoiceStream:
-    """Causal convolutions with a padding cache of their last inputs."""
+class VibeVoiceStream(SteppedStream):
+    """Streams the decoder: every convolution keeps its last inputs.
+
+    Args:
+        model: A `VibeVoiceForConditionalGeneration`.
+        channels: Channels of the audio.
+    """
 
     def __init__(self, model: Any, channels: int) -> None:
-        self._model = model.model
-        self._channels = channels
-        self._cache: Any = None
+        inner, tower = model.model, model.model.audio_tower
 
-    @torch.inference_mode()
-    def push(self, codes: Tensor) -> Tensor:
-        model, frames = self._model, codes.mT
-        if not frames.shape[1]:
-            return self.finish()
-        latents = frames.to(model.latent_scaling_factor) / model.latent_scaling_factor - model.latent_bias_factor
-        out = model.audio_tower.decode(latents.to(model.audio_tower.dtype), padding_cache=self._cache, use_cache=True)
-        self._cache = out.padding_cache
-        return out.audio.float()
+        def build(state: StreamState) -> Callable[[Tensor], Tensor]:
+            decoder = streamed(tower.decoder, state)
 
-    def finish(self) -> Tensor:
-        return torch.empty(1, self._channels, 0)
+            def decode(codes: Tensor) -> Tensor:
+                latents = codes.to(inner.latent_scaling_factor) / inner.latent_scaling_factor - inner.latent_bias_factor
+                audio: Tensor = decoder(latents.to(tower.dtype)).audio
+                return audio
+
+            return decode
+
+        super().__init__(tower, build, channels, tower.device)

@@ -119,3 +119,8 @@ def _move(value: Any, device: torch.device, seen: dict[int, Any]) -> Any:
 def problems(traces: list[Trace]) -> list[str]:
     """What a CUDA graph cannot hold."""
     return [wait for traced in traces for wait in traced.waits]
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A value whose tensors are on a fake device, and which cannot be used after."""
+    return _move(value, device, {})

@@ -7,16 +7,15 @@ not show is constant.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmspec.audio.codec import CodecStream, OverlapStream
-from mmspec.audio.codecs.codec_part import CodecPart
-from mmspec.audio.codecs.convolution import receptive_field
+from mmspec.audio.codecs.stepped_stream import SteppedStream
+from mmspec.audio.codecs.streamed_layers import SlidingKeys, StreamState, streamed
 from mmspec.audio.models.fish_s2.codec_modules import HEAD, FishCodecModel, read_sizes
 from mmspec.audio.models.fish_s2.model import NAMES, halves
 from mmspec.checkpoint import building, check_tensors, read_tensors
@@ -53,10 +52,9 @@ class FishCodec:
         self.codebook_size = len(self.tables()[0])  # that of the first codebook; the others are smaller
 
     def decode(self, codes: Tensor) -> Tensor:
-        stream = self.stream()
-        return torch.cat([stream.push(chunk) for chunk in codes.split(CHUNK, dim=-1)], dim=-1)
+        return self.stream().whole(codes, CHUNK)
 
-    def stream(self) -> CodecStream:
+    def stream(self) -> SteppedStream:
         return FishCodecStream(self._model)
 
     def tables(self) -> list[Tensor]:
@@ -71,28 +69,26 @@ class FishCodec:
         return codes[0].T.cpu().clone()
 
 
-class FishCodecStream:
-    """Decodes frames as they arrive: the transformer keeps its KV cache, the convolutions the frames before.
+class FishCodecStream(SteppedStream):
+    """Streams the decoder: every layer keeps what it needs of the frames before.
 
     Args:
         model: The codec's modules.
     """
 
     def __init__(self, model: FishCodecModel) -> None:
-        self._model = model
-        self._cache = model.quantizer.post_module.new_cache()
-        back = receptive_field(nn.ModuleList([model.quantizer.upsample, model.decoder]))
-        self._back = OverlapStream(CodecPart(model.wave, model.hop, 1), back, 0)
+        def build(state: StreamState) -> Callable[[Tensor], Tensor]:
+            upsample, decoder = streamed(model.quantizer.upsample, state), streamed(model.decoder, state)
+            after = model.quantizer.post_module
+            keys = SlidingKeys(after.body, state)
 
-    @torch.inference_mode()
-    def push(self, codes: Tensor) -> Tensor:
-        quantizer = self._model.quantizer
-        latents = quantizer.vectors(codes.to(self._model.device))
-        return self._back.push(quantizer.post_module(latents, self._cache)).float()
+            def decode(codes: Tensor) -> Tensor:
+                audio: Tensor = decoder(upsample(after(model.quantizer.vectors(codes), keys)))
+                return audio
 
-    @torch.inference_mode()
-    def finish(self) -> Tensor:
-        return self._back.finish().float()
+            return decode
+
+        super().__init__(model, build, 1, model.device)
 
 
 def folded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeCausalConvNet,
@@ -19,6 +18,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from mmspec.audio.codecs.qwen3_tts import TransposedConvolution
 from mmspec.audio.codecs.snac import Snake
+from mmspec.audio.codecs.streamed_layers import SlidingKeys
 from mmspec.audio.rounded_rotary import RoundedRotary
 
 HEAD = 64  # dimensions of an attention head
@@ -138,13 +138,10 @@ class Transformer(nn.Module):
         self.body = Qwen3OmniMoeCode2WavTransformerModel(config)
         self.body.rotary_emb = RoundedRotary(config)
 
-    def new_cache(self) -> DynamicCache:
-        """A cache with which `forward` goes on from call to call."""
-        return DynamicCache(config=self.body.config)
-
-    def forward(self, x: Tensor, cache: DynamicCache | None = None) -> Tensor:
-        """The next positions, [B, width, n], to as many outputs."""
-        out = self.body(inputs_embeds=x.transpose(1, 2), past_key_values=cache, use_cache=cache is not None)
+    def forward(self, x: Tensor, keys: SlidingKeys | None = None) -> Tensor:
+        """Positions [B, width, n], which with `keys` follow those of the last call, to as many outputs."""
+        inputs = x.transpose(1, 2)
+        out = self.body(inputs_embeds=inputs, **({"use_cache": False} if keys is None else keys.next(inputs)))
         hidden: Tensor = out.last_hidden_state
         return hidden.transpose(1, 2)
 
@@ -279,8 +276,3 @@ class FishCodecModel(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
-
-    def wave(self, latents: Tensor) -> Tensor:
-        """What the transformer after the quantizer returns, [B, width, F], to audio [B, 1, F * hop]."""
-        audio: Tensor = self.decoder(self.quantizer.upsample(latents))
-        return audio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,16 +11,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import by_row, left_padded
 from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
 from mmspec.audio.models.kyutai_tts.machine import LAST, NEW_WORD_ID, PAD, WORD, Machine, State
 from mmspec.audio.models.kyutai_tts.model import Attention, KyutaiTTS, MainLayer, attend, rotated
 from mmspec.audio.models.kyutai_tts.prefix import Prefixes, read_codes, without_voice
-from mmspec.decoding.target import cache_bytes
-from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
+from mmspec.decoding.target import cache_bytes, can_join, join_targets
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
@@ -84,12 +86,83 @@ class VoicedDecoder:
         self.voices = None if self.voices is None else self.voices[row_ids]
         self._keys = [(key[row_ids], value[row_ids]) for key, value in self._keys]
 
+    def tensors(self) -> list[Tensor]:
+        """The keys and values of the voices, by layer."""
+        return [tensor for pair in self._keys for tensor in pair]
+
+    def take_over(self, tensors: list[Tensor]) -> None:
+        """Moves to the tensors of an earlier decoder, whose voices have the same length and rows."""
+        with torch.inference_mode():  # later decoders may have been made in it
+            moved = [there.copy_(own) for there, own in zip(tensors, self.tensors(), strict=True)]
+        self._keys = list(zip(moved[::2], moved[1::2], strict=True))
+
     def join(self, other: VoicedDecoder, row_ids: list[int]) -> None:
         """Takes in the rows of `other`, whose voices have the same length."""
         if self.voices is not None and other.voices is not None:
             self.voices = put_rows(self.voices, other.voices, row_ids)
         pairs = zip(self._keys, other._keys, strict=True)
         self._keys = [(put_rows(k, k2, row_ids), put_rows(v, v2, row_ids)) for (k, v), (k2, v2) in pairs]
+
+
+class VoicedTarget(CausalTarget):
+    """The transformer over the frames as a target, with the voices.
+
+    Args:
+        decoder: The transformer.
+        cond: As in `CausalTarget`, like the others.
+        uncond: See there.
+        length: See there.
+        slack: See there.
+    """
+
+    def __init__(self, decoder: VoicedDecoder, cond: Prompt, uncond: Prompt | None, length: int, slack: int) -> None:
+        model, cell = decoder.model, 1 + decoder.model.config.codebooks
+        embed = model.embed_columns if uncond is None else partial(embed_guided, model)
+        cell *= 1 + (uncond is not None)
+        parts = Backbone(decoder, embed, model.text_linear, model.config.text_card_out, model.device, (cell,))
+        super().__init__(parts, cond, uncond, length, slack)
+        self._voiced = decoder
+
+    @property
+    def module(self) -> nn.Module:
+        return self._voiced.model.transformer
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._voiced.select_rows(row_ids)
+        super().select_rows(row_ids)
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: their voices have one length."""
+        return (
+            isinstance(other, VoicedTarget)
+            and voice_length(other._voiced.voices) == voice_length(self._voiced.voices)
+            and super().can_join(other)
+        )
+
+    def join(self, other: CausalTarget, row_ids: list[int]) -> None:
+        assert isinstance(other, VoicedTarget), "see `can_join`"
+        self._voiced.join(other._voiced, row_ids)
+        super().join(other, row_ids)
+
+    def shapes(self) -> tuple[Any, ...]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        return *super().shapes(), voice_length(self._voiced.voices)
+
+    def tensors(self) -> list[Tensor]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        return [*self._voiced.tensors(), *super().tensors()]
+
+    def take_over(self, tensors: list[Tensor]) -> None:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        of_voices = len(self._voiced.tensors())
+        self._voiced.take_over(tensors[:of_voices])
+        super().take_over(tensors[of_voices:])
+
+
+def embed_guided(model: KyutaiTTS, columns: Tensor) -> Tensor:
+    """Embeddings of columns [2 * B, W, 2 * C] of guidance, of which each side reads its half."""
+    cond, uncond = columns.chunk(2)
+    return model.embed_columns(torch.cat([cond.chunk(2, dim=-1)[0], uncond.chunk(2, dim=-1)[1]]))
 
 
 def in_proj(attention: Attention) -> Tensor:
@@ -146,20 +219,8 @@ class KyutaiFrames:
         attended = voices if isinstance(voices, Tensor) else None
         nothing = [torch.empty(codebooks, 0, dtype=torch.int64)] * rows
         self._prefixes = Prefixes(model.config, nothing if isinstance(voices, Tensor) else voices, codebooks)
-        self._decoder = VoicedDecoder(model, attended)
         self._guided = attended is None and sampling.guidance_scale != 1
 
-        def head(hidden: Tensor) -> Tensor:
-            logits: Tensor = model.text_linear(hidden)
-            return F.pad(decision(logits, sampling), (0, self.vocab_size - LAST - 1), value=-torch.inf)
-
-        def embed(columns: Tensor) -> Tensor:
-            if self._guided:
-                cond, uncond = columns.chunk(2)
-                columns = torch.cat([cond.chunk(2, dim=-1)[0], uncond.chunk(2, dim=-1)[1]])
-            return model.embed_columns(columns)
-
-        parts = Backbone(self._decoder, embed, head, self.vocab_size, self.device)
         columns, uncond = [own.to(self.device) for own in self._prefixes.prompts()], None
         if self._guided:
             silent = [
@@ -167,7 +228,9 @@ class KyutaiFrames:
                 for row, own in enumerate(columns)
             ]
             uncond = self._prompt(silent, dict.fromkeys(words))
-        self._target = CausalTarget(parts, self._prompt(columns, words), uncond, length, slack)
+        target = VoicedTarget(VoicedDecoder(model, attended), self._prompt(columns, words), uncond, length, slack)
+        self._target, self._factor = with_cuda_graphs(target), target.cfg_factor
+        self._graphs = DepthGraphs(model, rows)
 
     def start(self) -> Logits:
         return self._decided(self._target.prefill(), np.zeros((len(self._machines), 1), dtype=np.int64))
@@ -177,26 +240,28 @@ class KyutaiFrames:
         self._length = self._length + 1
         return logits
 
-    def depth(self, first: Tensor, start: int, window: int) -> KyutaiDepth:
+    def depth(self, first: Tensor, start: int, window: int) -> KyutaiDepth | CapturedDepth:
         texts = self._advance(first, self._length)[:, 0]
         given = self.given_codes(self._length[:, None])[:, 0]
-        return KyutaiDepth(self._model, self._target.features()[:, -1], texts, given, start, window)
+        frame = KyutaiDepth(self._model, self._target.features()[:, -1], texts, given, start, window)
+        # A window has places that only the device knows, and would read the weights of all steps.
+        return self._graphs.of(frame) if window == 1 and (given < 0).all() else frame
 
     def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
         config, after = self._model.config, at[:, None] + np.arange(1, frames.shape[1] + 1)
         texts = self._advance(frames[..., 0], at)
         positions, lengths = self._places(self._prefixes.lengths[:, None] + after, range(len(frames)))
         columns = torch.cat([texts[..., None], read_codes(frames[..., 1:], positions, config)], dim=-1)
-        if self._guided:  # both sides; see `embed` above
+        if self._guided:  # both sides; see `embed_guided`
             columns = torch.cat([columns, without_voice(columns, positions, lengths, config)], dim=-1)
         return self._decided(self._target.forward(columns, at), after)
 
     def hidden(self) -> Tensor:
-        return torch.cat(self._target.features().chunk(self._target.cfg_factor), dim=-1)
+        return torch.cat(self._target.features().chunk(self._factor), dim=-1)
 
     def rest(self, hidden: Tensor, frames: Tensor, at: NDArray[np.int64]) -> Logits:
         given = self.given_codes(at[:, None] + np.arange(frames.shape[1])).reshape(-1, self.codes)
-        by_frame = torch.cat(hidden.flatten(0, 1).chunk(self._target.cfg_factor, dim=-1))
+        by_frame = torch.cat(hidden.flatten(0, 1).chunk(self._factor, dim=-1))
         texts = self._advance(frames[..., 0], at).flatten()
         depth = KyutaiDepth(self._model, by_frame, texts, given, 0, 0)
         return by_row(depth.whole(frames[..., 1:].flatten(0, 1)), frames.shape[1])
@@ -229,7 +294,6 @@ class KyutaiFrames:
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._target.select_rows(row_ids)
-        self._decoder.select_rows(row_ids)
         self._prefixes.select_rows(row_ids)
         self._length = self._length[row_ids]
         self._machines, self._states = [self._machines[n] for n in row_ids], [self._states[n] for n in row_ids]
@@ -244,14 +308,12 @@ class KyutaiFrames:
         return (
             isinstance(other, KyutaiFrames)
             and (other._model, other._sampling, other.codes) == (self._model, self._sampling, self.codes)
-            and voice_length(other._decoder.voices) == voice_length(self._decoder.voices)
-            and self._target.can_join(other._target)
+            and can_join(self._target, other._target)
         )
 
     def join(self, other: KyutaiFrames, row_ids: list[int]) -> None:
         """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
-        self._target.join(other._target, row_ids)
-        self._decoder.join(other._decoder, row_ids)
+        join_targets(self._target, other._target, row_ids)
         self._prefixes.join(other._prefixes, row_ids)
         self._length = put_host_rows(self._length, other._length, row_ids)
         machines, states = dict(enumerate(self._machines)), dict(enumerate(self._states))
@@ -279,7 +341,13 @@ class KyutaiFrames:
         return torch.tensor(texts, device=self.device)
 
     def _decided(self, logits: Logits, numbers: NDArray[np.int64]) -> Logits:
-        """Logits [B, n, V] of the decisions of frames, host int64 [B, n], where the machine leaves one."""
+        """Logits [B, n, V] of the decisions of frames, host int64 [B, n], where the machine leaves one.
+
+        Args:
+            logits: Of text ids, whose unconditional ones are not used.
+            numbers: As above.
+        """
+        made = F.pad(decision(logits.cond, self._sampling), (0, self.vocab_size - LAST - 1), value=-torch.inf)
         forced = [
             [machine.forced(states[number]) for number in own]
             for machine, states, own in zip(self._machines, self._states, numbers.tolist(), strict=True)
@@ -287,7 +355,7 @@ class KyutaiFrames:
         given = torch.tensor([[-1 if choice is None else choice for choice in own] for own in forced])
         given = given.to(self.device)[..., None]
         only = torch.where(torch.arange(self.vocab_size, device=self.device) == given, 0.0, -torch.inf)
-        return Logits(torch.where(given < 0, logits.cond, only), None)  # decisions are not guided
+        return Logits(torch.where(given < 0, made, only), None)  # decisions are not guided
 
 
 def voice_length(voices: Tensor | None) -> int | None:

@@ -410,7 +410,7 @@ def rotated(x: Tensor, positions: Tensor, max_period: float) -> Tensor:
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)
 
 
-def attend(x: Tensor, heads: int, mask: Tensor, cache: SlotCache, layer: int, rotate: Any = None) -> Tensor:
+def attend(x: Tensor, heads: int, mask: Tensor | None, cache: SlotCache, layer: int, rotate: Any = None) -> Tensor:
     """Queries, keys and values [R, W, 3 * D] to what they attend to, [R, W, D]; `rotate` turns the first two."""
     query, key, value = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in x.chunk(3, dim=-1))
     if rotate is not None:
