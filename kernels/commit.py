@@ -1,4 +1,5 @@
-"""Kernel 9: a verified window is written to the tokens of its rows, and the next window begins after it.
+"""Kernel 9: a verified window is written to the tokens of its rows, and the next window begins after it; or the window
+is read again.
 
 One program per sequence. The host learns how many tokens a row has gained only after it has waited for the device; what
 the next call of the model needs, positions and iterations, is computed here, so that the call need not wait as well.
@@ -106,6 +107,59 @@ def _(
     limits: Tensor, following: int,
 ) -> Tensor:  # fmt: skip
     return _outputs(positions, following)
+
+
+def reread_window_reference(
+    last: Tensor, tokens: Tensor, coupled: Tensor, accepted: Tensor, positions: Tensor
+) -> Tensor:
+    """`reread_window` in torch."""
+    slots = torch.arange(tokens.shape[1], device=tokens.device)
+    new = torch.where(slots > accepted[:, None], coupled, tokens)[:, :-1]
+    return torch.cat([last.clamp(min=0), new.clamp(min=0), positions[:, :1] - 1], dim=1)
+
+
+@kernel
+def _reread_window(last, tokens, coupled, accepted, positions, out, width, last_row, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < width - 1
+    kept = tl.load(tokens + row * width + lanes, mask=inside, other=0)
+    new = tl.load(coupled + row * width + lanes, mask=inside, other=0)
+    found = out + row * (width + 1)
+    tl.store(found, tl.maximum(tl.load(last + row * last_row), 0))
+    x = tl.where(lanes > tl.load(accepted + row), new, kept)
+    tl.store(found + 1 + lanes, tl.maximum(x, 0), mask=inside)
+    tl.store(found + width, tl.load(positions + row * width) - 1)
+
+
+@operator("mmspec::reread_window", mutates_args=())
+def reread_window(last: Tensor, tokens: Tensor, coupled: Tensor, accepted: Tensor, positions: Tensor) -> Tensor:
+    """A verified window as a model reads it again, with the coupled tokens of its rejected part.
+
+    Args:
+        last: int64 [B, 1], the token before the window.
+        tokens: int64 [B, W], the verified window.
+        coupled: int64 [B, W], the tokens after a coupling, of which those after the resampled one are read.
+        accepted: int64 [B], the accepted drafts.
+        positions: int64 [B, W], those of the window.
+
+    Returns:
+        int64 [B, W + 1]: the W tokens that are read, -1 as 0; and the position of the first of them.
+    """
+    if chosen(tokens) == "torch":
+        return reread_window_reference(last, tokens, coupled, accepted, positions)
+    out = tokens.new_empty(len(tokens), tokens.shape[1] + 1)
+    with launchable(tokens):
+        _reread_window[(len(tokens),)](
+            last, *(t.contiguous() for t in (tokens, coupled, accepted, positions)), out, tokens.shape[1],
+            last.stride(0), BLOCK=max(32, triton.next_power_of_2(tokens.shape[1])), num_warps=1,
+        )  # fmt: skip
+    return out
+
+
+@reread_window.register_fake
+def _(last: Tensor, tokens: Tensor, coupled: Tensor, accepted: Tensor, positions: Tensor) -> Tensor:
+    return tokens.new_empty(len(tokens), tokens.shape[1] + 1)
 
 
 def _outputs(positions: Tensor, following: int) -> Tensor:

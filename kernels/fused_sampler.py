@@ -147,20 +147,22 @@ def fused_sample_reference(
 @kernel
 def _fused_sample(
     cond, uncond, scales, temperatures, top_ks, top_ps, kinds, allowed, us, drafts,
-    floats, ints, tokens, chances, width, vocab, drafts_row, drafted, stride_row, stride_slot, stride_column,
+    floats, ints, tokens, chances, width, vocab, scales_row, kinds_row, us_row, drafts_row, drafted,
+    stride_row, stride_slot, stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr,
     DRAFTED: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     WHOLE: tl.constexpr = CHUNKS == 1
     line = tl.program_id(0)
     slot = line.to(tl.int64)
-    row = line // width
-    scale, temperature = tl.load(scales + slot), tl.load(temperatures + row)
+    row, at = line // width, line % width
+    scale = tl.load(scales + row.to(tl.int64) * scales_row + at)
+    temperature = tl.load(temperatures + row)
     greedy = temperature == 0
     temperature = tl.where(greedy, 1.0, temperature)
     kind = 0
     if MASKED:
-        kind = tl.load(kinds + slot)
+        kind = tl.load(kinds + row.to(tl.int64) * kinds_row + at)
     lanes = tl.arange(0, BLOCK)
     source = (cond, uncond, allowed, floats, ints, width, vocab, stride_row, stride_slot, stride_column)
     held = logits(source, line, kind, scale, temperature, lanes, GUIDED, MASKED, UNIT)
@@ -276,7 +278,7 @@ def _fused_sample(
                 w = weights(z, start + lanes, floor, last, peak)
                 sums += place(group_sums(w, BLOCK, GROUP), start, BLOCK, GROUP, CHUNKS)
 
-    goal = cdf_goal(tl.load(us + slot), total)
+    goal = cdf_goal(tl.load(us + row.to(tl.int64) * us_row + at), total)
     group, base = seek_group(sums, goal, CHUNKS * (BLOCK // GROUP))
     columns = group * GROUP + tl.arange(0, GROUP)
     z = logits(source, line, kind, scale, temperature, columns, GUIDED, MASKED, UNIT)
@@ -298,7 +300,6 @@ def _fused_sample(
     tl.store(tokens + slot, tl.where(bad, -1, tl.where(greedy, best, token)).to(tl.int64))
     chance = 0.0
     if DRAFTED:
-        at = line % width
         draft = tl.load(drafts + row.to(tl.int64) * drafts_row + at, mask=at < drafted, other=-1)
         draft += tl.zeros((1,), tl.int64)
         z = logits(source, line, kind, scale, temperature, draft, GUIDED, MASKED, UNIT)
@@ -329,16 +330,24 @@ def fused_sample_op(
     floats, ints, tokens, chance = _outputs(cond)
     block, many, registers = launch_shape(vocab, top_k is not None, top_p is not None)
     chunks = triton.next_power_of_2(triton.cdiv(vocab, block))
-    rest = [t if t is None or t is drafts else t.contiguous() for t in arguments[2:]]
-    drafted, row = (0, 0) if drafts is None else (drafts.shape[1], drafts.stride(0))
+    by_slot = [None if t is None else _rows_of(t) for t in (scale, kind, u)]
+    rows = [0 if t is None else t.stride(0) for t in (*by_slot, drafts)]
+    by_row = [None if t is None else t.contiguous() for t in (temperature, top_k, top_p, allowed)]
+    drafted = 0 if drafts is None else drafts.shape[1]
     with launchable(cond):
         _fused_sample[(batch * width,)](
-            cond, uncond, *rest, floats, ints, tokens, chance, width, vocab, row, drafted, *cond.stride(),
+            cond, uncond, by_slot[0], *by_row[:3], by_slot[1], by_row[3], by_slot[2], drafts,
+            floats, ints, tokens, chance, width, vocab, *rows, drafted, *cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
             TOP_K=top_k is not None, TOP_P=top_p is not None, DRAFTED=drafts is not None,
             CHUNKS=chunks, BLOCK=block, GROUP=GROUP, num_warps=many, maxnreg=registers,
         )  # fmt: skip
     return floats, ints, tokens, chance
+
+
+def _rows_of(t: Tensor) -> Tensor:
+    """Numbers of slots [B, W], those of a row next to each other: a slot of a window is not copied."""
+    return t if t.shape[1] == 1 or t.stride(1) == 1 else t.contiguous()
 
 
 def launch_shape(vocab: int, top_k: bool, top_p: bool) -> tuple[int, int, int | None]:

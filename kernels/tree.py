@@ -203,8 +203,8 @@ def _left(left, columns, FLAGS: tl.constexpr):
 @kernel
 def _walk_tree(
     cond, uncond, allowed, floats, ints, tokens, children, draft_probs, accept_us, resample_us, near, vectors, known,
-    out, entries, path, found, a, b, m, n, max_children, height, vocab, group, neighbors, dimensions, children_stride,
-    slots, stride_row, stride_slot, stride_column,
+    out, entries, path, found, a, b, m, drafts_row, n, max_children, height, vocab, group, neighbors, dimensions,
+    children_stride, slots, stride_row, stride_slot, stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, MODE: tl.constexpr,
     RULE: tl.constexpr, NEAR: tl.constexpr, NEIGHBORS: tl.constexpr, DIM: tl.constexpr,
     RANKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
@@ -215,7 +215,7 @@ def _walk_tree(
     rule = (near, vectors, known, a, b, group, neighbors, dimensions)
     row = tl.program_id(0).to(tl.int64)
     children += row * children_stride
-    tokens += row * m
+    tokens += row * drafts_row
     if MODE != 2:
         draft_probs += row * n * vocab
     drafts = (draft_probs, tokens, children, n, max_children, vocab)
@@ -348,6 +348,7 @@ def walk_tree_op(
     batch, m = tokens.shape
     vocab, max_children = cond.shape[-1], children.shape[-1]
     outputs = empty_walk(tokens, height)
+    drafts = tokens if tokens.stride(1) == 1 else tokens.contiguous()
     neighbors = 0 if near is None else near.shape[1]
     dimensions = 0 if vectors is None else vectors.shape[1]
     # The other kinds of siblings need more registers: a thread holds half as many tokens of them.
@@ -356,9 +357,9 @@ def walk_tree_op(
     many = warps(CHUNK if block == chunk else block)
     with launchable(cond):
         _walk_tree[(batch,)](
-            *p, tokens.contiguous(), children.contiguous(), None if draft_probs is None else draft_probs.contiguous(),
+            *p, drafts, children.contiguous(), None if draft_probs is None else draft_probs.contiguous(),
             accept_u.contiguous(), resample_u.contiguous(), near, vectors, known, *outputs, a, b,
-            m, 0 if draft_probs is None else draft_probs.shape[1], max_children, height, vocab,
+            m, drafts.stride(0), 0 if draft_probs is None else draft_probs.shape[1], max_children, height, vocab,
             group, neighbors, dimensions, 0 if len(children) == 1 else (m + 1) * max_children,
             cond.shape[1], *cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1, MODE=siblings,

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.audio.codec import FrameDecoder, OverlapStream
-from mmspec.decoding.cuda_graphs import GraphCache, use_cuda_graphs
+from mmspec.decoding.captured_calls import GraphCache
+from mmspec.decoding.cuda_graphs import use_cuda_graphs
 from mmspec.decoding.kept_graphs import use_kept_graphs
 from mmspec.hf.causal_target import is_dispatched
 

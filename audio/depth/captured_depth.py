@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmspec.audio.depth.depth_target import DepthTarget
-from mmspec.decoding.cuda_graphs import GraphCache, use_cuda_graphs
+from mmspec.decoding.captured_calls import GraphCache
+from mmspec.decoding.cuda_graphs import use_cuda_graphs
 from mmspec.decoding.kept_graphs import Reusable, use_kept_graphs
 from mmspec.decoding.target import EarlyExit, Target
 from mmspec.hf.causal_target import is_dispatched
@@ -31,7 +32,7 @@ from mmspec.sampling.rng import RESAMPLE
 from mmspec.sampling.sampler import TokenSampler
 
 # The graphs that sample frames, and that read frames whose codes are given: see
-# `mmspec.decoding.cuda_graphs.CapturedPart`.
+# `mmspec.decoding.captured_calls.CapturedPart`.
 _FRAME, _WHOLE = "frame", "whole"
 
 

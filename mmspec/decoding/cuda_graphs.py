@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,8 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.attention_backends import with_plans
-from mmspec.decoding.graph_capture import RefusesSynchronization, capturing, streams
+from mmspec.decoding.captured_calls import MAX_WIDTH, GraphCache, Read
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import (
     EarlyExit,
@@ -42,18 +42,9 @@ from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
-from mmspec.setup_work import record_setup
 
 VARIABLE = "MMSPEC_CUDA_GRAPHS"
 _STEP = 128  # slots by which the part of the cache that is read grows
-_GRAPH_BYTES = 2**21  # that a driver needs for the kernels of a graph, about 1 KiB each
-_MAX_WIDTH = 128  # tokens per row; wider calls keep the device busy anyway, and a graph would hold on to their memory
-
-# (tokens int64 [R, W, *cell], slots int64 [R, W], number of cache slots to read, early exit) -> logits
-# [R, W, *cell, V] and features [R, W, D].
-Read = Callable[[Tensor, Tensor, int, EarlyExit | None], tuple[Tensor, Tensor]]
-# What a graph is of: an early exit of the model, the name of a loop with calls of the model, or None for the model.
-CapturedPart = EarlyExit | str | None
 
 
 class Capturable(SupportsTreeEarlyExit, ExitFeatureTarget, LayerFeatureTarget, Protocol):
@@ -84,7 +75,12 @@ class Capturable(SupportsTreeEarlyExit, ExitFeatureTarget, LayerFeatureTarget, P
         ...
 
     def read(
-        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        end: int,
+        early_exit: EarlyExit | None = None,
+        states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Reads a window; returns logits [R, W, *cell, V] and features [R, W, D].
 
@@ -93,7 +89,13 @@ class Capturable(SupportsTreeEarlyExit, ExitFeatureTarget, LayerFeatureTarget, P
             slots: int64 [R, W], the cache slot of each token.
             end: The number of cache slots to read; greater than every slot whose logits are used.
             early_exit: The part that runs, whose `recent` is 0; None for all.
+            states: [R, W, layers * D], where a call of the whole model puts the states of `collect_layers`; an early
+                exit with `reuse` reads them there. None if there are none.
         """
+        ...
+
+    def set_layer_features(self, states: Tensor) -> None:
+        """Sets the states of the last full call, which the next early exit with `reuse` reads, [R, W, layers * D]."""
         ...
 
 
@@ -114,155 +116,26 @@ def use_cuda_graphs(device: torch.device) -> bool:
     return device.type == "cuda" and not value and not torch.is_autocast_enabled(device.type)
 
 
-class GraphCache:
-    """Captured calls, by window width and cache length, of the whole model, of its early exits and of loops.
-
-    The graphs of one part of the model share one memory pool, so the output of a call must be copied before the next
-    call of that part.
+class _Latest:
+    """What the latest call has given besides its logits, [R, W, D]; of a captured call it is copied if somebody asks.
 
     Attributes:
-        tensors: The tensors that the graphs read and write besides the weights, where these are known: see
-            `mmspec.decoding.kept_graphs`.
+        replayed: That of a captured call, until it is replayed again.
     """
 
     def __init__(self) -> None:
-        self.tensors: list[Tensor] | None = None
-        self._calls: dict[tuple[Any, ...], _CapturedCall] = {}  # the part is last
-        self._pools: dict[CapturedPart, Any] = {}
-        self._fails: set[CapturedPart] = set()  # the parts of which a call could not be captured
-        self._memory = 0  # bytes by which what torch has reserved grew in captures
+        self.replayed: Tensor | None = None
+        self._own: Tensor | None = None
 
-    def works(self, part: CapturedPart = None) -> bool:
-        """Whether every call of a part of the model could be captured so far; None is the whole model."""
-        return part not in self._fails
+    def set(self, own: Tensor | None, replayed: Tensor | None = None) -> None:
+        """Sets what is the caller's, or what the next replay overwrites."""
+        self._own, self.replayed = own, replayed
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the `tensors`, and of the graphs: of the memory that captures took and of their kernels, a guess."""
-        return sum(t.nbytes for t in self.tensors or ()) + self._memory + _GRAPH_BYTES * len(self._calls)
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether any call was captured."""
-        return bool(self._calls)
-
-    def call(
-        self,
-        read: Read,
-        batch_size: int,
-        width: int,
-        end: int,
-        device: torch.device,
-        part: EarlyExit | None = None,
-        cell: tuple[int, ...] = (),
-    ) -> _CapturedCall | None:
-        """The captured call of a shape, captured now if it is new; None if a call of its part cannot be captured."""
-
-        def inputs() -> list[Tensor]:
-            tokens = torch.zeros(batch_size, width, *cell, dtype=torch.int64, device=device)
-            return [tokens, torch.arange(width, device=device).repeat(batch_size, 1) + (end - width)]
-
-        return self.of(read, inputs, (end, part), (width, end, part), device)
-
-    def of(
-        self,
-        run: Callable[..., Any],
-        inputs: Callable[[], list[Tensor]],
-        fixed: tuple[Any, ...],
-        key: tuple[Any, ...],
-        device: torch.device,
-    ) -> _CapturedCall | None:
-        """A captured call, captured now if it is new; None if a call of its part cannot be captured.
-
-        Args:
-            run: The call. It takes the inputs, and then what is fixed.
-            inputs: Makes the input buffers.
-            fixed: Further arguments.
-            key: What distinguishes the call from others; its part of the model is last.
-            device: The device of the buffers.
-        """
-        part = key[-1]
-        if not self.works(part):  # another attempt would run the call, to warm up, and fail again
-            return None
-        found = self._calls.get(key)
-        if found is None:
-            found = _CapturedCall(inputs, fixed)
-            if device.type == "cuda":
-                try:
-                    with capturing:
-                        pool = self._pools.setdefault(part, torch.cuda.graph_pool_handle())
-                        before = torch.cuda.memory_reserved(device)
-                        found.capture(run, pool, first=all(known != part for *_, known in self._calls))
-                        # At most: others may reserve memory meanwhile, and a cache that is allocated now counts twice.
-                        self._memory += max(0, torch.cuda.memory_reserved(device) - before)
-                except RuntimeError:  # raised by torch and CUDA for operations that cannot be captured
-                    self._fails.add(part)
-                    # The earlier calls of this part will not be replayed either; their pool is freed with them.
-                    self._calls = {shape: call for shape, call in self._calls.items() if shape[-1] != part}
-                    self._pools.pop(part, None)
-                    return None
-            self._calls[key] = found
-            record_setup()
-        return found
-
-
-class _CapturedCall:
-    """A call with its input buffers; on a CPU it runs eagerly.
-
-    Args:
-        inputs: Makes the buffers; of a window, its tokens int64 [R, W, *cell] and its slots int64 [R, W].
-        fixed: Further arguments of the call.
-
-    Attributes:
-        inputs: The buffers.
-    """
-
-    def __init__(self, inputs: Callable[[], list[Tensor]], fixed: tuple[Any, ...]) -> None:
-        with torch.inference_mode(False):  # the buffers may be written outside of inference mode later
-            self.inputs = inputs()
-        self._fixed = fixed
-        self._out: Any = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def capture(self, read: Callable[..., Any], pool: Any, first: bool) -> None:
-        """Captures the call in a CUDA graph.
-
-        Args:
-            read: The call.
-            pool: The memory pool that all graphs share.
-            first: Whether no call of this part was captured before; it then runs twice to warm up.
-
-        Raises:
-            RuntimeError: If the call cannot be captured.
-        """
-        device = self.inputs[0].device
-        current, (warmup_stream, capture_stream) = torch.cuda.current_stream(device), streams(device)
-        # The current stream is set explicitly, because a capture that fails would leave its own stream set.
-        with torch.cuda.device(device), torch.cuda.stream(current), with_plans():
-            warmup_stream.wait_stream(current)
-            try:
-                # Initialization on the first call must not be captured.
-                with torch.cuda.stream(warmup_stream):
-                    if first:
-                        self._run(read)
-                    with RefusesSynchronization():
-                        self._run(read)
-            finally:
-                current.wait_stream(warmup_stream)  # an eager call would write to the same cache slots next
-            graph = torch.cuda.CUDAGraph()
-            # The default capture stream of torch belongs to the first device that anything was captured on.
-            with torch.cuda.graph(graph, pool=pool, stream=capture_stream, capture_error_mode="thread_local"):
-                self._out = self._run(read)
-            self._graph = graph
-
-    def _run(self, read: Callable[..., Any]) -> Any:
-        return read(*self.inputs, *self._fixed)
-
-    def __call__(self, read: Callable[..., Any]) -> Any:
-        if self._graph is None:
-            return self._run(read)
-        self._graph.replay()
-        return self._out
+    def get(self, index: Tensor | None) -> Tensor | None:
+        """That of the rows that are running; `index` has their rows in a captured call, None if these are all."""
+        if self.replayed is not None:
+            self.set(self.replayed.clone() if index is None else self.replayed[index])
+        return self._own
 
 
 class CUDAGraphTarget:
@@ -294,10 +167,11 @@ class CUDAGraphTarget:
         # Finished rows stay in the target, so that its captured calls keep fitting, until an eager call drops them.
         self._live: list[int] | None = None  # the rows of the target that are running; None: all
         self._index: Tensor | None = None  # int64, their rows in the cache, the unconditional ones included
-        self._collects = False  # whether the target keeps states of layers, which captured calls do not
+        self._collected: tuple[int, ...] = ()
         self._all_rows = True  # whether the target still has all of its rows, as captured calls require
-        self._features: Tensor | None = None
-        self._replayed: Tensor | None = None  # the features of the latest captured call, until it is replayed again
+        self._features, self._states = _Latest(), _Latest()
+        self._like: Tensor | None = None  # states that the target has given, as long and in the type as others
+        self._states_width = 0  # of the latest full call, where its states are where graphs read them; else 0
         # Those of the latest early exit, where it was captured, and the rows of them that are running.
         self._exit_features: tuple[Tensor, Tensor | None] | None = None
         self._slots_from: Tensor | None = None  # see `_first_slots`
@@ -307,7 +181,7 @@ class CUDAGraphTarget:
         logits = self._target.prefill()
         if self._keeps and self._graphs.tensors is None and hasattr(self._target, "tensors"):
             self._graphs.tensors = self._target.tensors()
-        self._features = self._target.features()
+        self._take_features()
         return logits
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
@@ -316,15 +190,19 @@ class CUDAGraphTarget:
             return split_cfg(both, self._cfg_factor(early_exit) == 2)
         if early_exit is not None:
             self._exit_features = None
-            return self._eager().forward(tokens, at, early_exit)
+            states = self.layer_features() if early_exit.reuse and self._states_width else None
+            target = self._eager()
+            if states is not None:
+                target.set_layer_features(states)
+            return target.forward(tokens, at, early_exit)
         logits = self._eager().forward(tokens, at)
-        self._features, self._replayed = self._target.features(), None
+        self._take_features()
         return logits
 
     @property
     def reads_ahead(self) -> bool:
         """Whether `forward_ahead` can read, unless a call cannot be captured."""
-        return self._all_rows and not self._collects and self._graphs.works()
+        return self._all_rows and self._graphs.works()
 
     def forward_ahead(
         self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None, early_exit: EarlyExit | None = None
@@ -338,7 +216,7 @@ class CUDAGraphTarget:
     ) -> Logits:
         logits = self._eager().forward_tree(tokens, at, tree, first, early_exit)
         if early_exit is None:
-            self._features, self._replayed = self._target.features(), None
+            self._take_features()
         else:
             self._exit_features = None
         return logits
@@ -349,9 +227,11 @@ class CUDAGraphTarget:
     def select_rows(self, row_ids: list[int]) -> None:
         before = self._target.rows if self._live is None else len(self._live)
         self._slots_from = None
-        if self._copied_features() is not None:
-            index = cfg_rows(row_ids, before, self._target.cfg_factor == 2, self.device)
-            self._features = self.features()[index]
+        index = cfg_rows(row_ids, before, self._target.cfg_factor == 2, self.device)
+        for latest in (self._features, self._states):
+            found = latest.get(self._index)
+            if found is not None:
+                latest.set(found[index])
         if not self._all_rows or not self._graphs.works():
             self._all_rows = False
             self._target.select_rows(row_ids)
@@ -373,9 +253,10 @@ class CUDAGraphTarget:
         live = list(range(self._target.rows)) if self._live is None else list(self._live)
         factor, before = self._target.cfg_factor, len(live)
         self._slots_from = None
-        if self._copied_features() is not None and other._copied_features() is not None:
-            latest = self.features()[:, -1:], other.features()[:, -1:]
-            self._features = put_rows(*latest, row_ids, cfg_factor=factor)
+        for ours, theirs in ((self._features, other._features), (self._states, other._states)):
+            own, new = ours.get(self._index), theirs.get(other._index)
+            if own is not None and new is not None:
+                ours.set(put_rows(own[:, -1:], new[:, -1:], row_ids, cfg_factor=factor))
         free = sorted(set(range(self._target.rows + len(row_ids))) - set(live))
         live += [free.pop(0) for row in range(max(row_ids) + 1 - before)]
         places = self._places()
@@ -392,16 +273,9 @@ class CUDAGraphTarget:
         return prompt_padding(self._target, self._target.rows * self._target.cfg_factor)
 
     def features(self) -> Tensor:
-        found = self._copied_features()
+        found = self._features.get(self._index)
         assert found is not None, "nothing has been read yet"
         return found
-
-    def _copied_features(self) -> Tensor | None:
-        """The features of the latest call; those of a captured call are copied only if somebody asks."""
-        if self._replayed is not None:
-            self._features = self._replayed.clone() if self._index is None else self._replayed[self._index]
-            self._replayed = None
-        return self._features
 
     def exit_features(self) -> Tensor:
         if self._exit_features is None:
@@ -417,12 +291,21 @@ class CUDAGraphTarget:
         return self._target.fused_layers
 
     def collect_layers(self, layers: Sequence[int]) -> None:
-        """See `mmspec.decoding.target.LayerFeatureTarget`; all calls then run eagerly, also after rows have joined."""
-        self._collects, self._all_rows = True, False
+        """See `mmspec.decoding.target.LayerFeatureTarget`."""
+        self._collected = tuple(layers)
         self._target.collect_layers(layers)
 
     def layer_features(self) -> Tensor:
-        return self._target.layer_features()
+        found = self._states.get(self._index)
+        assert found is not None, "nothing has been read yet"
+        return found
+
+    def _take_features(self) -> None:
+        """Takes the features of a call that was not captured."""
+        self._features.set(self._target.features())
+        if self._collected:
+            self._like, self._states_width = self._target.layer_features(), 0
+            self._states.set(self._like)
 
     def _cfg_factor(self, early_exit: EarlyExit | None) -> int:
         """2 if a call, or an early exit, also reads the unconditional rows, else 1."""
@@ -433,15 +316,20 @@ class CUDAGraphTarget:
     ) -> Tensor | None:
         """A copy of the logits of the running rows, in `into` if given; None if the call has to run eagerly."""
         target, count = self._target, tokens.shape[1]
-        if not self._all_rows or self._collects or not self._graphs.works(part) or count > _MAX_WIDTH:
+        if not self._all_rows or not self._graphs.works(part) or count > MAX_WIDTH:
             return None
-        if part is not None and (part.recent or part.reuse):  # reads slots that the host chooses, or states of a call
+        reuses = part is not None and part.reuse
+        if part is not None and part.recent:  # reads slots that the host chooses
+            return None
+        if reuses and count > self._states_width:  # the states are those of a call that was not captured
             return None
         last = int(self._slots(at[:, None]).max())
-        width = self._width(count, target.capacity - last, part)
+        # What reads the states of a full call has its width, so that both round alike.
+        width = self._states_width if reuses else self._width(count, target.capacity - last, part)
         end = min(-(-(last + width) // _STEP) * _STEP, target.capacity)
         factor, rows = self._cfg_factor(part), target.rows
-        call = self._graphs.call(target.read, rows * factor, width, end, self.device, part, target.cell)
+        layers, read = self._collected if part is None or reuses else (), self._reading(part, width)
+        call = self._graphs.call(read, rows * factor, width, end, self.device, part, target.cell, layers)
         if call is None:
             return None
         self._widths.add((width, part))
@@ -459,15 +347,31 @@ class CUDAGraphTarget:
             # Finished rows are read as well: capturing calls for fewer rows would cost more.
             slots_of[:, live[:rows]] = first + start
             tokens_of[:, live[:rows], :count] = tokens
-        logits, features = call(target.read)
+        logits, features = call(read)
         if part is None:
-            self._features, self._replayed = None, features[:, :count]
+            self._features.set(None, features[:, :count])
+            if self._collected:
+                self._states.set(None, self._place(count))
+                self._states_width = width
         else:
             self._exit_features = features[:, :count], live
         found = logits[:, :count] if live is None else logits[live, :count]
         if into is not None:
             return into.copy_(found)
         return found.clone() if live is None else found
+
+    def _reading(self, part: EarlyExit | None, width: int) -> Read:
+        """`Capturable.read` of a window, with the place of the states that it collects or reads."""
+        if not self._collected or (part is not None and not part.reuse):
+            return self._target.read
+        if part is not None and (width, part) not in self._widths:
+            self._graphs.expect(part)
+        return partial(self._target.read, states=self._place(width))
+
+    def _place(self, width: int) -> Tensor:
+        """Where captured calls put the states of layers, [R, W, layers * D]."""
+        assert self._like is not None, "the prompts have been read"
+        return self._graphs.states(self._collected, self._target.rows * self._target.cfg_factor, width, self._like)
 
     def _width(self, count: int, most: int, part: EarlyExit | None) -> int:
         """The width of the call that reads `count` tokens: that of an earlier call if one is less than twice as wide.
@@ -503,7 +407,8 @@ class CUDAGraphTarget:
     def _eager(self) -> Capturable:
         """The target without its finished rows. Dropping them moves its cache, so that captured calls no longer fit."""
         if self._live is not None:
-            self._features = self._copied_features()
+            for latest in (self._features, self._states):
+                latest.get(self._index)
             self._target.select_rows(self._live)
             self._live, self._index, self._all_rows = None, None, False
             self._slots_from = None
@@ -525,6 +430,7 @@ class CUDAGraphTarget:
         else:  # nothing will be captured, now or later
             self._graphs.tensors = None
         self._keeps = False
+        self._states_width = 0
         self._widths.clear()
         if self.give_back is not None:
             self.give_back()

@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary, finalize, ref
 import torch
 from torch import Tensor, nn
 
-from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget, GraphCache
+from mmspec.decoding.captured_calls import GraphCache
+from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget
 from mmspec.kernels.backend import choose
 
 MAX_BYTES = 2**31  # of the sets of a model; with larger batches capturing takes a small part of the time

@@ -99,7 +99,7 @@ class Jacobi:
         self._offset = np.zeros(0, dtype=np.int64)
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
         self._kernel: WindowKernel | None = None
-        if refresh is None and outer_layers is None:
+        if refresh is None:
             if isinstance(continuation, InitDrafter):
                 self._kernel = continuation.kernel
             elif coupling is None and isinstance(continuation, StandDrafter):
@@ -124,22 +124,25 @@ class Jacobi:
         if self._coupling is not None and self._offset.min() < verdict.tokens.shape[1]:
             self._tokens = _coupled_ahead(verdict)
             if self._tokens is None:
-                self._tokens = self._coupling(verdict, state, draws)
-            self._q = verdict.p  # q := p
-            if self._outer_layers is not None:
-                coupled = self._outer_layers.couple(verdict, self._tokens, self._coupling, state, draws)
-                self._tokens, self._q = coupled
+                self._tokens, self._q = self._coupling(verdict, state, draws), verdict.p  # q := p
+                if self._outer_layers is not None:
+                    coupled = self._outer_layers.couple(verdict, self._tokens, self._coupling, state, draws)
+                    self._tokens, self._q = coupled
+            else:
+                self._q = verdict.p if verdict.coupled_p is None else verdict.coupled_p
         else:
             self._tokens = self._q = None
 
     @property
     def drafts_ahead(self) -> bool:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
-        return self._kernel is not None
+        return self._kernel is not None and (self._outer_layers is None or self._outer_layers.reads_ahead)
 
     @property
     def replays(self) -> bool:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
+        if self._outer_layers is not None:  # calls of the target, which are graphs themselves
+            return False
         return isinstance(self._continuation, InitDrafter) and not self._continuation.learns
 
     def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
@@ -151,8 +154,15 @@ class Jacobi:
             self._continuation.observe_ahead(verdict, state, draws)
         else:
             self._continuation.observe(verdict, state, draws)
-        tokens = verdict.coupled = None if self._coupling is None else self._coupling(verdict, state, draws)
-        return self._kernel.draft(state, following, verdict.p, tokens, verdict.p, verdict.accepted)
+        tokens, q = None if self._coupling is None else self._coupling(verdict, state, draws), verdict.p
+        if self._outer_layers is not None and self._coupling is not None and tokens is not None:
+            coupled = self._outer_layers.couple_ahead(verdict, tokens, self._coupling, state, draws)
+            if coupled is None:
+                return None
+            tokens, q = coupled
+            verdict.coupled_p = q
+        verdict.coupled = tokens
+        return self._kernel.draft(state, following, verdict.p, tokens, q, verdict.accepted)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._continuation.select_rows(row_ids)

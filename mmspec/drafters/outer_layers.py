@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -27,6 +28,9 @@ from mmspec.decoding.target import EarlyExit, LayerFeatureTarget
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.heads.outer import OuterHead
+from mmspec.kernels.backend import choose
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler, join_samplers
@@ -67,16 +71,55 @@ class OuterLayers:
         Returns:
             The coupled tokens, int64 [B, W], and their distributions, float32 [B, W, V].
         """
+        found = self._coupled(verdict, tokens, coupling, state, draws, self._part.forward)
+        assert found is not None
+        return found
+
+    def couple_ahead(
+        self,
+        verdict: Verdict,
+        tokens: Tensor,
+        coupling: Callable[[Verdict, BatchState, WindowRNG], Tensor],
+        state: BatchState,
+        draws: WindowRNG,
+    ) -> tuple[Tensor, Tensor] | None:
+        """As `couple`, before the counts are known on the host, in a batch that has advanced on the device.
+
+        Returns:
+            None if the host's numbers are needed.
+        """
+        if verdict.draft.window is None:
+            return None
+        return self._coupled(verdict, tokens, coupling, state, draws, self._part.forward_ahead)
+
+    def _coupled(
+        self,
+        verdict: Verdict,
+        tokens: Tensor,
+        coupling: Callable[[Verdict, BatchState, WindowRNG], Tensor],
+        state: BatchState,
+        draws: WindowRNG,
+        read: Callable[[Tensor, NDArray[np.int64]], Logits | None],
+    ) -> tuple[Tensor, Tensor] | None:
         p = verdict.p
-        slots = np.arange(tokens.shape[1])
-        rejected = torch.from_numpy(slots > verdict.accepted[:, None]).to(tokens.device)
         for _ in range(self._passes):
-            new = torch.where(rejected, tokens, verdict.tokens)
+            logits = read(*_reread(verdict, tokens, state, draws))
+            if logits is None:
+                return None
             self.calls += 1
-            logits = self._part.forward(torch.cat([state.last(), new[:, :-1]], dim=1), state.before)
             p = self._sampler(logits, draws.positions)
+            if choose(state.device.type) == "triton":
+                # Imported here: Triton may be missing.
+                from mmspec.sampling.lazy_probs import unchecked
+
+                p = unchecked(p)
             tokens = coupling(replace(verdict, p=p), state, draws)
         return tokens, p
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `couple_ahead` can be used, unless a call fails."""
+        return self._part.reads_ahead
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others."""
@@ -86,6 +129,21 @@ class OuterLayers:
         """See `mmspec.decoding.loop.JoinableDrafter`."""
         join_samplers(self._sampler, other._sampler, row_ids)
         self.calls += other.calls
+
+
+def _reread(verdict: Verdict, tokens: Tensor, state: BatchState, draws: WindowRNG) -> tuple[Tensor, NDArray[np.int64]]:
+    """The tokens of a window that are read again, int64 [B, W], and the position of the first, host int64 [B]."""
+    accepted, drafted = on_device(verdict.accepted, tokens.device), verdict.draft.window
+    if drafted is not None and choose(tokens.device.type) == "triton":
+        # Imported here: Triton may be missing.
+        from mmspec.kernels.commit import reread_window
+
+        positions = on_device(draws.positions, tokens.device)
+        found = reread_window(drafted[:, :1], verdict.tokens, tokens, accepted, positions)
+        return found[:, :-1], mirrored(np.asarray(draws.positions)[:, 0] - 1, found[:, -1])
+    rejected = torch.arange(tokens.shape[1], device=tokens.device) > accepted[:, None]
+    new = torch.where(rejected, tokens, verdict.tokens)
+    return torch.cat([state.last(), new[:, :-1]], dim=1), state.before
 
 
 def outer_layers(target: LayerFeatureTarget, count: int, head: OuterHead | None) -> EarlyExit:

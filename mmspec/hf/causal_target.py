@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
 from mmspec.decoding.kept_graphs import ROUND, with_kept_graphs
+from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
-from mmspec.hf.decoder_layers import DecoderLayers, Gap, bridged_layers, chosen_layers, count_layers
+from mmspec.hf.decoder_layers import DecoderLayers, chosen_layers, count_layers, hooked_layers
 from mmspec.hf.fused_layers import can_fuse, fused_features
 from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.slot_cache import SlotCache
@@ -218,7 +220,12 @@ class CausalTarget:
             self._layer_features = put_rows(*latest, row_ids, cfg_factor=factor)
 
     def read(
-        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        end: int,
+        early_exit: EarlyExit | None = None,
+        states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
         embeds = self._backbone.embed(tokens)
@@ -227,17 +234,19 @@ class CausalTarget:
             embeds = embeds + _at(self._added, index.clamp(0, self._added.shape[1] - 1))
         self._cache.at_slots(slots, end)
         mask = self._causal_mask(slots, end, embeds.dtype)
-        if early_exit is None and self._reads_fused(embeds):
+        run = LayerRun(early_exit, self._collected, states)
+        # A part that reads the states of a full call rounds as that one does.
+        if (early_exit is None or early_exit.reuse) and self._reads_fused(embeds):
             positions = self._positions[0, : len(slots)].gather(1, slots)
             with without_plans(self.device), folded_groups(self.device):
-                features = fused_features(self._backbone.decoder, embeds, positions, slots, mask, self._cache)
+                features = fused_features(self._backbone.decoder, embeds, positions, slots, mask, self._cache, run)
         else:
-            features = self._run(embeds, slots, mask, early_exit)
+            features = self._run(embeds, slots, mask, early_exit, run)
         return self.head(features), features
 
     def _reads_fused(self, embeds: Tensor) -> bool:
         """Whether `mmspec.hf.fused_layers` reads a window: a known decoder, and a cache of numbers of its dtype."""
-        if not self._fuses or self._collected or len(self._positions) > 1 or not self._cache.layers:
+        if not self._fuses or len(self._positions) > 1 or not self._cache.layers:
             return False
         stored = self._cache.layers[0].keys
         return isinstance(stored, Tensor) and stored.dtype == embeds.dtype == self._backbone.decoder.dtype  # type: ignore[attr-defined]
@@ -335,6 +344,10 @@ class CausalTarget:
         assert self._layer_features is not None, "no call yet"
         return self._layer_features
 
+    def set_layer_features(self, states: Tensor) -> None:
+        """See `mmspec.decoding.cuda_graphs.Capturable`."""
+        self._layer_features = states
+
     def _embed(self, tokens: Tensor, factor: int, at: NDArray[np.int64]) -> Tensor:
         """Embeddings [R, W, D] of tokens int64 [R, W, *cell] at positions `at`, host int64 [B, W]."""
         embeds = embed_with_prompts(self._backbone.embed, self._prompts, tokens, self.vocab_size)
@@ -358,34 +371,43 @@ class CausalTarget:
             mask = short_bias(mask, slots, prompt, early_exit.recent, self._cache.window, first, int(start.min()))
         return self._run(embeds, slots, mask, early_exit)
 
-    def _run(self, embeds: Tensor, slots: Tensor, mask: Tensor, early_exit: EarlyExit | None) -> Tensor:
-        """Hidden states [R, W, D] of tokens that have the position ids of `slots`, int64 [R, W]."""
+    def _run(
+        self, embeds: Tensor, slots: Tensor, mask: Tensor, early_exit: EarlyExit | None, run: LayerRun | None = None
+    ) -> Tensor:
+        """Hidden states [R, W, D] of tokens that have the position ids of `slots`, int64 [R, W].
+
+        Without `run`, what the call collects becomes `layer_features`.
+        """
         positions = self._positions[:, : len(slots)].gather(2, slots.expand(len(self._positions), -1, -1))
-        collects = bool(self._collected) and early_exit is None
+        own = run or LayerRun(early_exit, self._collected, None if early_exit is None else self._layer_features)
+        # Only where layers cannot be called otherwise: the model has hooks for it ever after, which rule out graphs.
+        asks = early_exit is None and bool(self._collected) and not self.layers
         with without_plans(self.device), folded_groups(self.device):
-            out = self._decoder(early_exit)(
+            out = self._decoder(early_exit, own)(
                 inputs_embeds=embeds,
                 attention_mask=mask,
                 position_ids=positions[0] if len(positions) == 1 else positions,
                 past_key_values=self._cache,
                 use_cache=True,
-                **({"output_hidden_states": True} if collects else {}),
+                **({"output_hidden_states": True} if asks else {}),
             )
-        if collects:
-            device = out.last_hidden_state.device
-            self._layer_features = torch.cat([out.hidden_states[n].to(device) for n in self._collected], dim=-1)
+        for count, hidden in enumerate(out.hidden_states) if asks else [(self.layers, out.last_hidden_state)]:
+            own.keep(count, hidden)
+        if run is None and early_exit is None:
+            self._layer_features = own.states
         return out.last_hidden_state
 
-    def _decoder(self, early_exit: EarlyExit | None) -> Callable[..., Any]:
-        """The whole decoder, or the layers that an early exit runs."""
-        layers = tuple(n for n in range(self.layers) if early_exit is None or early_exit.runs(n))
+    def _decoder(self, early_exit: EarlyExit | None, run: LayerRun) -> Callable[..., Any]:
+        """The whole decoder, or the layers that an early exit runs, with what happens between them."""
+        layers = tuple(n for n in range(self.layers) if run.runs(n))
+        if early_exit is not None and early_exit.reuse:
+            first, following = early_exit.gap
+            return hooked_layers(self._backbone.decoder, layers, {following: partial(run.skip, first)})
+        if early_exit is None and self._collected and self.layers:
+            taken = {n: partial(_taken, run, n) for n in self._collected if n < self.layers}
+            return hooked_layers(self._backbone.decoder, layers, taken)
         if len(layers) == self.layers:
             return self._backbone.decoder
-        if early_exit is not None and early_exit.reuse:
-            before, after = self.layer_features().chunk(2, dim=-1)
-            return bridged_layers(
-                self._backbone.decoder, layers, early_exit.gap[1], Gap(before, after, early_exit.after_gap)
-            )
         if layers not in self._early_exits:
             self._early_exits[layers] = chosen_layers(self._backbone.decoder, layers)
         return self._early_exits[layers]
@@ -420,6 +442,12 @@ class CausalTarget:
         else:
             self._exit_features = features
         return split_cfg(self.head(features[:, -last:]), self._cfg_factor(early_exit) == 2)
+
+
+def _taken(run: LayerRun, count: int, hidden: Tensor) -> Tensor:
+    """The input of a layer, which is collected."""
+    run.keep(count, hidden)
+    return hidden
 
 
 def is_dispatched(module: nn.Module, device: torch.device) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
@@ -108,52 +108,43 @@ def chosen_layers(decoder: Any, layers: Iterable[int]) -> Callable[..., Any]:
     return part
 
 
-@dataclass
-class Gap:
-    """What layers that do not run did in an earlier call.
+def hooked_layers(
+    decoder: Any, layers: Sequence[int], inputs: Mapping[int, Callable[[Tensor], Tensor]]
+) -> Callable[..., Any]:
+    """As `chosen_layers`, with functions that the inputs of some layers pass through.
 
-    Attributes:
-        before: Their input there, [R, W, D].
-        after: Their output there, [R, W, D].
-        after_gap: See `mmspec.decoding.target.EarlyExit.after_gap`.
-    """
-
-    before: Tensor
-    after: Tensor
-    after_gap: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-    def __call__(
-        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Adds it to the input of the layer that follows them, as a forward pre-hook."""
-        hidden = args[0] if args else kwargs["hidden_states"]
-        hidden = self.after_gap(hidden, self.before.to(hidden), self.after.to(hidden))
-        return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
-
-
-def bridged_layers(decoder: Any, layers: Sequence[int], following: int, gap: Gap) -> Callable[..., Any]:
-    """As `chosen_layers`, with what the layers that do not run did in an earlier call.
-
-    Only this decoder adds it, through a layer of its own: other threads may run the layers that it shares.
+    Only this decoder calls them, through layers of its own: other threads may run the layers that it shares, and hooks
+    that transformers installs to return hidden states stay in the model.
 
     Args:
         decoder: A transformers decoder.
         layers: The layers that run, by index, ascending.
-        following: The one of them that follows those that do not run.
-        gap: Read in each call.
+        inputs: By layer that runs: its input [R, W, D] to what it reads instead.
     """
     part: Any = chosen_layers(decoder, layers)
     name = _name_of_layers(part)
     assert name is not None, "count_layers is 0"
-    own, place = list(getattr(part, name)), list(layers).index(following)
-    layer: Any = copy(own[place])
-    for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
-        setattr(layer, hooks, copy(getattr(layer, hooks)))
-    layer.register_forward_pre_hook(gap, with_kwargs=True)
-    layer._compiled_call_impl = None  # the compiled call has no hook
-    own[place] = layer
+    own = list(getattr(part, name))
+    for layer, of_input in inputs.items():
+        place = list(layers).index(layer)
+        own[place] = _hooked(own[place], of_input)
     part._modules[name] = nn.ModuleList(own)
     return part
+
+
+def _hooked(layer: nn.Module, of_input: Callable[[Tensor], Tensor]) -> nn.Module:
+    def before(
+        layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden = of_input(args[0] if args else kwargs["hidden_states"])
+        return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
+
+    found: Any = copy(layer)
+    for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+        setattr(found, hooks, copy(getattr(found, hooks)))
+    found.register_forward_pre_hook(before, with_kwargs=True)
+    found._compiled_call_impl = None  # the compiled call has no hook
+    return found
 
 
 def _name_of_layers(decoder: Any) -> str | None:

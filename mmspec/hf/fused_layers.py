@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.plain_modules import add_linear, is_plain
 from mmspec.hf.grouped_queries import fold
 from mmspec.hf.slot_cache import SlotCache
@@ -43,7 +44,7 @@ def can_fuse(decoder: Any) -> bool:
 
 
 def fused_features(
-    decoder: Any, embeds: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, cache: SlotCache
+    decoder: Any, embeds: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, cache: SlotCache, run: LayerRun
 ) -> Tensor:
     """Runs the layers and the final norm, as the decoder's `forward`, without gradients.
 
@@ -54,6 +55,7 @@ def fused_features(
         slots: int64 [R, W], where keys and values are written; those of the running window of `cache`.
         mask: [R or 1, 1, W, end], added to attention scores.
         cache: The KV cache, not quantized, after its first call.
+        run: Which layers run, and which states are kept.
 
     Returns:
         The hidden states after the final norm, [R, W, D].
@@ -72,7 +74,11 @@ def fused_features(
     # Products are added to it in place, row by row: in the order of any embedding they would be lost.
     h, rows, end = embeds.clone(memory_format=torch.contiguous_format), len(embeds), cache.window.end
     cos, sin = decoder.rotary_emb(embeds, position_ids=positions)
-    for layer, stored in zip(decoder.layers, cache.layers, strict=True):
+    for i, (layer, stored) in enumerate(zip(decoder.layers, cache.layers, strict=True)):
+        run.keep(i, h)
+        if not run.runs(i):
+            h = run.skip(i, h).contiguous()
+            continue
         attention, mlp = layer.self_attn, layer.mlp
         keys, values = stored.keys[:rows], stored.values[:rows]
         three = attention.q_proj, attention.k_proj, attention.v_proj
@@ -109,7 +115,9 @@ def fused_features(
         add_linear(h, out, attention.o_proj)
         normed = norm(h, layer.post_attention_layernorm)
         add_linear(h, swiglu(_product(normed, mlp.gate_proj), _product(normed, mlp.up_proj)), mlp.down_proj)
-    return norm(h, decoder.norm)
+    h = norm(h, decoder.norm)
+    run.keep(len(decoder.layers), h)  # as transformers, which counts the norm to the last layer
+    return h
 
 
 def _product(x: Tensor, linear: nn.Linear) -> Tensor:

@@ -293,6 +293,13 @@ def check_tokens(p: Tensor, tokens: Tensor) -> Tensor:
     return checked(p, tokens) if isinstance(p, LazyProbs) else tokens
 
 
+def unchecked(p: Tensor) -> Tensor:
+    """Distributions of drafts, for whose samples nothing waits: the verification of the drafts finds invalid ones."""
+    if isinstance(p, LazyProbs):
+        p._valid = True
+    return p
+
+
 def _couple_fresh(p: LazyProbs, verdict: Verdict, resample_u: Tensor) -> Tensor:
     """`mmspec.sampling.coupling.couple_fresh`, with the samples that came with the verification."""
     return checked(p, p.sample(resample_u))

@@ -67,7 +67,9 @@ class PendingVerdict:
             raise ModelError(INVALID)
         excess = None if self._exact else found[:, 3 + m :].contiguous().view(torch.float32)
         accepted, tokens_on_host = mirrored(first, self._accepted), host[:, 2 : 3 + m].astype(np.int64)
-        return Verdict(known.tokens, accepted, known.p, known.draft, excess, tokens_on_host, known.coupled)
+        return Verdict(
+            known.tokens, accepted, known.p, known.draft, excess, tokens_on_host, known.coupled, known.coupled_p
+        )
 
 
 class PendingTokens:

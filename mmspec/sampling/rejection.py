@@ -60,6 +60,7 @@ class Verdict:
         on_host: Host int64 [B, m + 1], `tokens`, where they have come with `accepted`.
         coupled: int64 [B, m + 1], the tokens of all slots after a coupling (`mmspec.sampling.coupling`), where the next
             window was drafted before the counts were known.
+        coupled_p: float32 [B, m + 1, V], the distributions that these follow; None if they are `p`.
     """
 
     tokens: Tensor
@@ -69,6 +70,7 @@ class Verdict:
     excess: Tensor | None = None
     on_host: NDArray[np.int64] | None = None
     coupled: Tensor | None = None
+    coupled_p: Tensor | None = None
 
     @property
     def tested(self) -> NDArray[np.int64]:

@@ -26,7 +26,7 @@ from mmspec.audio.codecs import codec_of, streamed_layers
 from mmspec.audio.codecs.overlap_graphs import NEW, CapturedOverlapStream, ChunkCall
 from mmspec.audio.codecs.stepped_stream import SIZES, SteppedStream
 from mmspec.audio.codecs.streamed_layers import StreamState, after_last
-from mmspec.decoding.cuda_graphs import GraphCache
+from mmspec.decoding.captured_calls import GraphCache
 from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.errors import ModelError
 from mmspec.metrics.bench.gpu.counting import fake_device, trace

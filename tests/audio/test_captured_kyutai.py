@@ -27,7 +27,7 @@ from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
 from mmspec.audio.models.kyutai_tts.machine import Machine
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_model
 from mmspec.audio.models.kyutai_tts.script import entries
-from mmspec.decoding import cuda_graphs
+from mmspec.decoding import captured_calls
 from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
@@ -147,7 +147,7 @@ def loops(recordings: Recordings, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(captured_depth, "use_cuda_graphs", lambda device: recordings.is_on)
     monkeypatch.setattr(captured_depth, "choose", lambda device: "triton")
-    monkeypatch.setattr(cuda_graphs._CapturedCall, "__call__", call)
+    monkeypatch.setattr(captured_calls.CapturedCall, "__call__", call)
     return found
 
 

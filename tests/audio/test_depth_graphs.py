@@ -30,7 +30,7 @@ from mmspec.audio.depth.frame_batch import PreparedFrames, decode_frames
 from mmspec.audio.depth.frame_windows import decode_frame_windows
 from mmspec.audio.models.csm.decoding import CsmFrames
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, frame_ends
-from mmspec.decoding import cuda_graphs
+from mmspec.decoding import captured_calls
 from mmspec.decoding.kept_graphs import KeptGraphs, free_graphs
 from mmspec.decoding.resources import DraftResources
 from mmspec.hf import causal_target
@@ -48,7 +48,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     for module in (causal_target, captured_depth):
         monkeypatch.setattr(module, "use_cuda_graphs", lambda device: found.is_on)
     monkeypatch.setattr(captured_depth, "choose", lambda device: "triton")
-    monkeypatch.setattr(cuda_graphs._CapturedCall, "__call__", lambda call, read: found.call(call, read))
+    monkeypatch.setattr(captured_calls.CapturedCall, "__call__", lambda call, read: found.call(call, read))
     yield found
     free_graphs(golden.model())
 
@@ -239,7 +239,7 @@ def test_calls_that_cannot_be_captured_run_eagerly(captures: Captures, monkeypat
     captures.is_on = False
     wanted = family.frames(0)
     captures.is_on = True
-    monkeypatch.setattr(cuda_graphs.GraphCache, "call", lambda *_, **__: None)
+    monkeypatch.setattr(captured_calls.GraphCache, "call", lambda *_, **__: None)
     assert torch.equal(family.frames(0), wanted) and not captures.count
     assert [len(KeptGraphs.of(part)) for part in family.parts] == [0, 0]
 

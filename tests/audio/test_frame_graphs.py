@@ -26,7 +26,7 @@ from mmspec.audio.depth.captured_depth import CapturedDepth
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_batch import FrameBatch, PreparedFrames, decode_frames
 from mmspec.audio.models.csm.decoding import CsmDepth, CsmFrames
-from mmspec.decoding import cuda_graphs
+from mmspec.decoding import captured_calls
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.decoding.resources import DraftResources
@@ -51,7 +51,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recordings]:
 
     monkeypatch.setattr(captured_depth, "use_cuda_graphs", lambda device: found.is_on)
     monkeypatch.setattr(captured_depth, "choose", lambda device: "triton")
-    monkeypatch.setattr(cuda_graphs._CapturedCall, "__call__", call)
+    monkeypatch.setattr(captured_calls.CapturedCall, "__call__", call)
     yield found
 
 
@@ -316,7 +316,7 @@ def test_a_loop_that_cannot_be_captured_runs_step_by_step(
     recordings.is_on = False
     wanted = frames(model)
     recordings.is_on = True
-    of = cuda_graphs.GraphCache.of
+    of = captured_calls.GraphCache.of
 
     def fails(graphs: Any, run: Any, inputs: Any, fixed: Any, key: Any, device: Any) -> Any:
         if key[-1] == "frame":
@@ -325,7 +325,7 @@ def test_a_loop_that_cannot_be_captured_runs_step_by_step(
             graphs._fails.add("frame")
         return of(graphs, run, inputs, fixed, key, device)
 
-    monkeypatch.setattr(cuda_graphs.GraphCache, "of", fails)
+    monkeypatch.setattr(captured_calls.GraphCache, "of", fails)
     assert all(torch.equal(frames(model), wanted) for _ in range(2))
     assert len(attempts) == 1 and captured_parts(model.depth_decoder) == [None, None]
 

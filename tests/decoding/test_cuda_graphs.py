@@ -55,7 +55,7 @@ def agree(plain: Capturable, ours: CUDAGraphTarget, vocab_size: int) -> None:
 
     for at, width in (([0, 0, 0], 1), ([1, 1, 1], 4), ([4, 2, 3], 3), ([5, 5, 4], 4), ([9, 5, 7], 2)):
         check([0, 1, 2], at, width)
-    assert {width for width, *_ in calls} == {1, 4, 2} and {part is None for *_, part in calls} == {
+    assert {width for width, *_ in calls} == {1, 4, 2} and {part is None for _, _, part, _ in calls} == {
         True,
         False,
     }  # the window of 3 used the call of 4

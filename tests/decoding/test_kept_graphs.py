@@ -22,7 +22,7 @@ import torch
 from captures import Captures
 from torch import Tensor, nn
 
-from mmspec.decoding import cuda_graphs
+from mmspec.decoding import captured_calls
 from mmspec.decoding.kept_graphs import KeptGraphs, _drop_with_weights, _Kept, free_graphs, parts_of
 from mmspec.decoding.target import EarlyExit
 
@@ -36,7 +36,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
 
     found = Captures()
     monkeypatch.setattr(causal_target, "use_cuda_graphs", lambda device: True)
-    monkeypatch.setattr(cuda_graphs._CapturedCall, "__call__", lambda call, read: found.call(call, read))
+    monkeypatch.setattr(captured_calls.CapturedCall, "__call__", lambda call, read: found.call(call, read))
     yield found
 
 
@@ -209,13 +209,13 @@ def test_precision_may_be_set_in_the_new_way(captures: Captures) -> None:
 
 def test_earlier_calls_do_not_choose_the_width_of_windows(captures: Captures, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of another width round differently: a seed would give other tokens after other calls."""
-    widths, call = list[int](), cuda_graphs.GraphCache.call
+    widths, call = list[int](), captured_calls.GraphCache.call
 
     def recorded(graphs: Any, read: Any, batch_size: int, width: int, *others: Any) -> Any:
         widths.append(width)
         return call(graphs, read, batch_size, width, *others)
 
-    monkeypatch.setattr(cuda_graphs.GraphCache, "call", recorded)
+    monkeypatch.setattr(captured_calls.GraphCache, "call", recorded)
     model = llama()
     tokens(model, PROMPTS[0], "scd:window=4")
     alone = widths.copy()
@@ -277,9 +277,9 @@ def test_functions_are_compared_by_what_they_call() -> None:
 
 def test_graphs_do_not_keep_their_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Linear(2, 2)
-    graphs = cuda_graphs.GraphCache()
+    graphs = captured_calls.GraphCache()
     graphs.tensors = []
-    monkeypatch.setattr(cuda_graphs.GraphCache, "has_calls", True)
+    monkeypatch.setattr(captured_calls.GraphCache, "has_calls", True)
     parts = parts_of(layer, layer.forward)
     assert parts is not None
     kept = _Kept(parts, (), graphs)
@@ -308,9 +308,9 @@ def test_the_graphs_of_a_part_that_fails_are_freed(monkeypatch: pytest.MonkeyPat
     class Pool:
         pass
 
-    monkeypatch.setattr(cuda_graphs, "_CapturedCall", FakeCapture)
+    monkeypatch.setattr(captured_calls, "CapturedCall", FakeCapture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", Pool)
-    graphs, device, part = cuda_graphs.GraphCache(), torch.device("cuda"), EarlyExit(1, guided=True)
+    graphs, device, part = captured_calls.GraphCache(), torch.device("cuda"), EarlyExit(1, guided=True)
     read: Any = None
     whole, inner = (graphs.call(read, 1, 2, 8, device, which) for which in (None, part))
     assert whole is not None and inner is not None

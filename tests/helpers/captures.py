@@ -19,7 +19,7 @@ class Captures:
         self.is_on = True
 
     def call(self, call: Any, read: Callable[..., Any]) -> Any:
-        """Takes the place of `mmspec.decoding.cuda_graphs._CapturedCall.__call__`."""
+        """Takes the place of `mmspec.decoding.captured_calls.CapturedCall.__call__`."""
         if not hasattr(call, "captured"):
             self.count += 1
             call.captured = read

@@ -23,7 +23,7 @@ from mmspec.audio.codecs import codec_of, overlap_graphs, stepped_stream
 from mmspec.audio.codecs.dac import Dac
 from mmspec.audio.codecs.overlap_graphs import CapturedChunks
 from mmspec.audio.codecs.stepped_stream import SteppedStream
-from mmspec.decoding.cuda_graphs import _CapturedCall
+from mmspec.decoding.captured_calls import CapturedCall
 
 MODELS: dict[str, Any] = {"mimi": tiny_codecs.mimi, "dac": tiny_codecs.dac}
 IN_INFERENCE_MODE: list[tuple[Any, str]] = [(Dac, "decode"), (CapturedChunks, "decode"), (SteppedStream, "push")]
@@ -64,7 +64,7 @@ def chunk(name: str, frames: int, captured: bool) -> dict[str, Any]:
             patch.setattr(module, "is_dispatched", lambda module, device: False)
         for kind, method in IN_INFERENCE_MODE:  # which `counted_device` has to do without
             patch.setattr(kind, method, getattr(kind, method).__wrapped__)
-        patch.setattr(_CapturedCall, "__call__", lambda own, read: call(own, read, counted))
+        patch.setattr(CapturedCall, "__call__", lambda own, read: call(own, read, counted))
         model = on_device(MODELS[name]())
         stream, made = codec_of(model).stream(), []
         for own in codes.to(DEVICE).split(lengths, dim=-1):

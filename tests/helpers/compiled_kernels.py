@@ -44,7 +44,7 @@ POINTERS = {
     "top_ks": "i32", "top_ps": "fp32", "kinds": "i32", "us": "fp32", "drafts": "i64", "seeds": "i64",
     "positions": "i64", "iterations": "i64", "indices": "i64", "tokens": "i64", "chances": "fp32", "active": "i1",
     "near": "i32", "vectors": "fp32", "known": "i1", "accepted": "i64", "entries": "i64", "excess": "fp32",
-    "children": "i64",
+    "children": "i64", "coupled": "i64",
     "draft_probs": "fp32", "accept_us": "fp32", "resample_us": "fp32", "tested": "i64", "path": "i64", "free": "i1",
     "resampled": "i64", "sampled": "i64", "found": "i32", "rows": "i64", "table": "i16",
     "forced": "i64", "before": "i64", "before_floats": "fp32", "before_ints": "i32", "window": "i64",
@@ -115,6 +115,7 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
     for distinct in (False, True):
         kernels.append((siblings._sample_siblings, {"DISTINCT": distinct, "RANKS": 4, "BLOCK": 8192}, 16))
     kernels.append((commit._begin_window, {"BLOCK": 32, "out": "i64"}, 1))
+    kernels.append((commit._reread_window, {"BLOCK": 32, "out": "i64"}, 1))
     kernels += [(accept._verify_window, more | {"CHUNKS": 2, "BLOCK": 8192}, 16) for more in RULES[1:]]
     for mode in (2, 1, 0):  # the last variant is compiled for all devices
         shape: dict[str, Any] = {"MODE": mode, "RANKS": 4, "BLOCK": 8192 if mode == 1 else 4096, "out": "i64"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import partial
@@ -38,12 +38,16 @@ def made_targets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         yield made
 
 
-def traced_reads(target: Any, cell: tuple[int, ...] = ()) -> list[Trace]:
+def traced_reads(
+    target: Any, cell: tuple[int, ...] = (), parts: Sequence[Any] = (None,), like: Tensor | None = None
+) -> list[Trace]:
     """The traces of a step and of a window of a target, which is moved to a fake device and cannot be used after.
 
     Args:
         target: With a `read`.
         cell: The shape of a token in its tokens [R, W, *cell], for a target that does not tell.
+        parts: The early exits that are read, None for the whole model.
+        like: States of layers that the target collects, [..., layers * D]; None if it collects none.
     """
     with fake_device() as device, torch.inference_mode():
         _move(target, device, {})
@@ -52,9 +56,12 @@ def traced_reads(target: Any, cell: tuple[int, ...] = ()) -> list[Trace]:
         for width in (1, 3):
             tokens = torch.zeros(rows, width, *(getattr(target, "cell", ()) or cell), dtype=torch.int64, device=device)
             slots = torch.arange(width, device=device).repeat(rows, 1) + target.capacity - width
-            call = partial(target.read, tokens, slots, target.capacity)
-            call()  # allocates
-            found.append(trace(call))
+            for part in parts:
+                call = partial(target.read, tokens, slots, target.capacity, _move(part, device, {}))
+                if like is not None:
+                    call.keywords["states"] = torch.zeros(rows, width, like.shape[-1], dtype=like.dtype, device=device)
+                call()  # allocates
+                found.append(trace(call))
         return found
 
 

@@ -25,7 +25,7 @@ from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.depth.frame_batch import FrameBatch, decode_frames
 from mmspec.audio.depth.frame_windows import decode_frame_windows
 from mmspec.audio.models.csm.decoding import CsmFrames
-from mmspec.decoding.cuda_graphs import _CapturedCall
+from mmspec.decoding.captured_calls import CapturedCall
 from mmspec.decoding.loop import RunningBatch
 from mmspec.hf import causal_target
 from mmspec.recipes import parse
@@ -98,7 +98,7 @@ def frames(recipe: str, ahead: int, rows: int, captured: bool) -> dict[str, Any]
     with counted_device() as counted, pytest.MonkeyPatch.context() as patch:
         for module in (causal_target, captured_depth):
             patch.setattr(module, "use_cuda_graphs", lambda device: captured)
-        patch.setattr(_CapturedCall, "__call__", lambda call, read: recorded(call, read, counted))
+        patch.setattr(CapturedCall, "__call__", lambda call, read: recorded(call, read, counted))
         kind: Any = RunningBatch if ahead else FrameBatch
         step = kind.step
 

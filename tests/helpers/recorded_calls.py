@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmspec.decoding import cuda_graphs
+from mmspec.decoding import captured_calls
 
 
 class _Recorder(TorchDispatchMode):
@@ -87,13 +87,15 @@ class Recordings:
 
 @contextmanager
 def recorded_graphs() -> Iterator[Recordings]:
-    """A context in which models of transformers capture their calls on a CPU, as they do on a CUDA device."""
+    """A context in which LlamaGen and models of transformers capture their calls on a CPU, as on a CUDA device."""
     from mmspec.hf import causal_target
+    from mmspec.vision.llamagen import graph_cache
 
     found = Recordings()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(causal_target, "use_cuda_graphs", lambda device: found.is_on)
-        patch.setattr(cuda_graphs._CapturedCall, "__call__", lambda call, read: found.call(call, read))
+        for module in (causal_target, graph_cache):
+            patch.setattr(module, "use_cuda_graphs", lambda device: found.is_on)
+        patch.setattr(captured_calls.CapturedCall, "__call__", lambda call, read: found.call(call, read))
         yield found
 
 

@@ -20,7 +20,7 @@ from mmspec.audio.codecs import codec_of, overlap_graphs, qwen3_tts, stepped_str
 from mmspec.audio.codecs.hificodec import HiFiCodec, HiFiCodecModel
 from mmspec.audio.latents.codecs import PocketCodec, VibeVoiceCodec
 from mmspec.audio.models.fish_s2 import codec as fish_s2
-from mmspec.decoding.cuda_graphs import GraphCache
+from mmspec.decoding.captured_calls import GraphCache
 
 HIFI: dict[str, Any] = {
     "n_code_groups": 2, "n_codes": 16, "upsample_rates": [4, 3], "upsample_kernel_sizes": [8, 7], "resblock": "1",

@@ -29,6 +29,7 @@ from counted_device import (
     CountedTarget,
     counted_device,
 )  # fmt: skip
+from torch import Tensor
 
 from mmspec.codebook import Codebook
 from mmspec.decoding import captured as captured_windows
@@ -40,7 +41,7 @@ from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.drafters import draft_model as draft_model_module
-from mmspec.drafters import pearl
+from mmspec.drafters import outer_layers, pearl
 from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import run
 from mmspec.errors import ModelError
@@ -68,6 +69,8 @@ RECIPES = [
     "retrieval:window=6",
     "draft:window=4",
     "layer-skip:window=4,layers=1",
+    "scd:window=6,refresh=outer",
+    "scd:window=6,refresh=outer,passes=2",
     "short-cache:window=4,recent=4",
     "draft-stop:window=4",
     "pearl:window=4",
@@ -93,7 +96,10 @@ CAPTURED = [
 ]
 MEASURED = {"scd:window=6"}
 ALONE = {"table", "gsd", "beta", "top-m", "fallback", "pcg"}  # with one row only
-AHEAD = ["scd:window=6", "sjd:window=5,start=random", "plain", "draft:window=4", "layer-skip:window=4,layers=1"]
+AHEAD = [
+    "scd:window=6", "sjd:window=5,start=random", "plain", "draft:window=4", "layer-skip:window=4,layers=1",
+    "scd:window=6,refresh=outer,passes=2", "sjd:window=6,start=left,refresh=outer",
+]  # fmt: skip
 
 
 class AtOnce:
@@ -119,6 +125,7 @@ def windows(
     stale: bool = False,
     measured: bool = False,
     misread: bool = False,
+    misplaced: bool = False,
 ) -> dict[str, Any]:
     """What each window and each single step of a decode costs, and the tokens of the first rows.
 
@@ -132,6 +139,7 @@ def windows(
         stale: Whether the graphs leave out the drafts of every second window, which is wrong.
         measured: Whether the entropy is measured.
         misread: Whether drafts that are made ahead follow the token before the last one, which is wrong.
+        misplaced: Whether outer layers read a window again where the next one begins, which is wrong.
     """
     torch.manual_seed(0)
     found: list[dict[str, Any]] = []
@@ -151,10 +159,10 @@ def windows(
             return CUDAGraphTarget(smaller)
 
         def noting(read: Callable[..., Any], exits: bool = False) -> Callable[..., Any]:
-            def noted(*inputs: Any) -> Any:
+            def noted(*inputs: Any, states: Tensor | None = None) -> Any:
                 if not exits or inputs[-1] is not None:
                     drafting.append(1)
-                return read(*inputs)
+                return read(*inputs) if states is None else read(*inputs, states=states)
 
             return noted
 
@@ -233,6 +241,11 @@ def windows(
                 capturing(patch, counted)
             if stale:
                 patch.setattr(lazy_probs, "overwrite_draft", lambda draft, new: None)
+            if misplaced:
+                reread = outer_layers._reread
+                patch.setattr(outer_layers, "_reread", lambda verdict, x, now, draws: (
+                    reread(verdict, x, now, draws)[0], now.before,
+                ))  # fmt: skip
             if misread:
                 newest = draft_model_module._slot_ahead
                 patch.setattr(
@@ -301,6 +314,7 @@ def main() -> None:
             if recipe in MEASURED:
                 cases[f"{recipe} measured {name}"] = windows(recipe, 2, 90, captured=captured, measured=True)
     cases[f"{CAPTURED[0]} stale"] = windows(CAPTURED[0], 5, 120, captured=True, stale=True)
+    cases[f"{AHEAD[5]} misplaced"] = windows(AHEAD[5], 4, 30, misplaced=True)
     cases[f"{AHEAD[3]} misread"] = windows(AHEAD[3], 4, 30, misread=True)
     cases[f"{CAPTURED[0]} captured broken"] = broken(CAPTURED[0], 40, 120)
     for recipe in AHEAD[:1] + AHEAD[2:]:

@@ -25,6 +25,7 @@ from transformers import (
 
 pytest.importorskip("triton")
 
+from mmspec.decoding.target import EarlyExit
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
 from mmspec.hf.fused_layers import can_fuse
 from mmspec.kernels import layers as kernels
@@ -108,6 +109,39 @@ def test_the_features_are_those_of_the_model(
         error = (1e-4 if model.dtype == torch.float32 else 0.05) * float(other.abs().max())
         torch.testing.assert_close(one, other, rtol=0, atol=error)
     assert float(found[0][-1].abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("more", [{}, WIDE])
+def test_states_of_layers_are_those_of_the_model(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a call keeps, and what its outer layers make of them; slots without a change stay as they are."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    model, found = decoder(layers=4, **more), []
+    outer = EarlyExit(4, guided=True, skip=(1, 2), reuse=True)
+    slots = torch.tensor([[3, 4, 5], [4, 5, 6]])
+    with torch.inference_mode():
+        for chosen in ("torch", "triton"):
+            monkeypatch.setenv("MMSPEC_KERNELS", chosen)
+            torch.manual_seed(1)
+            target = target_of(model)
+            target.collect_layers((0, *outer.gap, 4))
+            target.prefill()
+            assert (
+                target._fuses == (chosen == "triton") and target._reads_fused(target.layer_features()) == target._fuses
+            )
+            states = torch.zeros(2, 5, 4 * model.config.hidden_size, dtype=model.dtype)[:, :3]
+            logits, features = target.read(slots * 7 % 20, slots, 12, None, states)
+            target.collect_layers(outer.gap)
+            both = states.unflatten(-1, (4, -1))[:, :, 1:3].flatten(2)
+            again, _ = target.read(slots * 7 % 20, slots, 12, outer, both)
+            assert torch.equal(again, logits)
+            other, _ = target.read((slots * 7 + torch.tensor([0, 1, 2])) % 20, slots, 12, outer, both)
+            assert torch.equal(other[:, 0], logits[:, 0]) and not torch.equal(other[:, 1], logits[:, 1])
+            found.append([states, features, other])
+    for one, theirs in zip(*found, strict=True):
+        error = (1e-4 if model.dtype == torch.float32 else 0.05) * float(theirs.abs().max())
+        torch.testing.assert_close(one, theirs, rtol=0, atol=error)
+    assert all(torch.equal(states[..., -model.config.hidden_size :], last) for states, last, _ in found)
 
 
 @pytest.mark.parametrize("more", [{}, WIDE])

@@ -735,6 +735,7 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
             token_init.draft_window_op,
             (drafts, drafts[:, 0], drafts + 1, u, 0, 0, 11, None, None, None, None, None, None),
         ),
+        (commit.reread_window, (drafts[:, :1], drafts, drafts, drafts[:, 0], drafts)),
         (commit.begin_window, (drafts.clone(), drafts[:, 0], drafts, drafts[:, 0], drafts, drafts, drafts[:, 0], 4)),
         (residual_kernel.resample_op, (*source, *source, active, u)),
         (

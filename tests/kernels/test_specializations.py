@@ -39,8 +39,8 @@ from mmspec.testing.toys import ToyTarget
 KERNELS = [
     accept._verify_window, columns._verify_columns, coupling._couple_by_noise, coupling._couple_maximally,
     fused_sampler._fused_sample, philox._uniforms, residual._resample, softmax_stats._at, token_init._draft_window,
-    tree._walk_tree, commit._begin_window, k_seq._verify_drafts, draft_tree._draft_tree, siblings._sample_siblings,
-    recycle._recycle, stand._draft_stored, stand._store,
+    tree._walk_tree, commit._begin_window, commit._reread_window, k_seq._verify_drafts, draft_tree._draft_tree,
+    siblings._sample_siblings, recycle._recycle, stand._draft_stored, stand._store,
     stopping._stop_draft, likeliest._likeliest, grow_tree._grow_level, grow_tree._choose_nodes, tree_shape._tree_shape,
 ]  # fmt: skip
 

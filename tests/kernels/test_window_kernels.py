@@ -207,6 +207,24 @@ def test_the_next_window_begins_where_the_host_would_begin_it(
     assert state.length.tolist() == [2, 15, LENGTH], "a weak test: no row is cut at its end"
 
 
+@pytest.mark.parametrize("width", [2, 6, 40])
+def test_a_window_is_read_again_with_the_tokens_after_its_resampled_one(
+    device: torch.device, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of which nothing, a part and all was accepted; tokens that have no distribution are read as 0."""
+    tokens, coupled = torch.randint(VOCAB, (2, 3, width), device=device)
+    coupled[0, 1:] = -1
+    last = torch.tensor([[5, 9], [-1, 9], [7, 9]], device=device)[:, :1]
+    accepted = torch.tensor([0, (width - 1) // 2, width - 1], device=device)
+    positions = torch.tensor([[4], [1], [9]], device=device) + torch.arange(width, device=device)
+    found = commit.reread_window(last, tokens, coupled, accepted, positions)
+    for row, count in enumerate(accepted.tolist()):
+        expected = [last[row, 0], *tokens[row, : count + 1], *coupled[row, count + 1 :]][:width]
+        assert found[row].tolist() == [*(max(int(x), 0) for x in expected), int(positions[row, 0]) - 1]
+    monkeypatch.setenv("MMSPEC_KERNELS", "torch")
+    assert torch.equal(found, commit.reread_window(last, tokens, coupled, accepted, positions))
+
+
 def test_a_row_that_a_single_step_ends_stays_where_it_is() -> None:
     """Windows and single steps alternate where widths are measured."""
     state = BatchState([1, 2], Layout(LENGTH, None, eos=frozenset({3})), 8, torch.device("cpu"))

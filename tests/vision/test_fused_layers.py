@@ -11,6 +11,7 @@ from fake_targets import traced_reads
 
 pytest.importorskip("triton")
 
+from mmspec.decoding.target import EarlyExit
 from mmspec.vision.llamagen.fused_layers import can_fuse
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
@@ -54,6 +55,40 @@ def test_the_features_are_those_of_the_model(device: str, dtype: torch.dtype, mo
         atol = 1e-5 if dtype == torch.float32 else 0.04 * float(other.abs().max())
         torch.testing.assert_close(one, other, rtol=0, atol=atol)
     assert float(found[0][-1].abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_states_of_layers_are_those_of_the_model(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a call keeps, and what its outer layers make of them; slots without a change stay as they are."""
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    gpt, found = llamagen(4, dtype).to(device), []
+    outer = EarlyExit(4, guided=True, skip=(1, 2), reuse=True)
+    with torch.inference_mode():
+        for kernels in ("torch", "triton"):
+            monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+            labels = torch.arange(2, device=device)
+            target = LlamaGenTarget(gpt, labels, gpt.unconditional(2), None, 8)
+            target.collect_layers((0, *outer.gap, 4))
+            target.prefill()
+            states = torch.zeros(4, 5, 4 * gpt.config.dim, dtype=dtype, device=device)[:, :3]
+            slots = torch.tensor([1, 1, 3, 2], device=device)[:, None] + torch.arange(3, device=device)
+            tokens = (slots * 7 + torch.arange(4, device=device)[:, None]) % 20
+            logits, features = target.read(tokens, slots, 8, None, states)
+            target.collect_layers(outer.gap)
+            both = states.unflatten(-1, (4, -1))[:, :, 1:3].flatten(2)
+            caches = [cache.clone() for cache in target.tensors()[:2]]
+            again, _ = target.read(tokens, slots, 8, outer, both)
+            assert torch.equal(again, logits) and all(map(torch.equal, caches, target.tensors()[:2]))
+            other, _ = target.read(torch.cat([tokens[:, :1], tokens[:, 1:] + 1], 1) % 20, slots, 8, outer, both)
+            assert torch.equal(other[:, 0], logits[:, 0]) and not torch.equal(other[:, 1], logits[:, 1])
+            found.append([states, features, other])
+    for one, theirs in zip(*found, strict=True):
+        atol = 1e-5 if dtype == torch.float32 else 0.04 * float(theirs.abs().max())
+        torch.testing.assert_close(one, theirs, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

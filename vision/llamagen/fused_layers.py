@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.decoding.kv_cache import KVCache
+from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.plain_modules import add_linear, is_plain
 from mmspec.kernels.backend import choose
 from mmspec.vision.llamagen.transformer import Block, LlamaGenTransformer
@@ -29,7 +30,15 @@ def can_fuse(gpt: LlamaGenTransformer) -> bool:
 
 
 def fused_features(
-    gpt: LlamaGenTransformer, h: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, bias: Tensor, cache: KVCache, end: int
+    gpt: LlamaGenTransformer,
+    h: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    bias: Tensor,
+    cache: KVCache,
+    end: int,
+    run: LayerRun,
 ) -> Tensor:
     """Runs the blocks and the final norm, as `LlamaGenTransformer.features`, without gradients.
 
@@ -42,6 +51,7 @@ def fused_features(
         bias: Added to attention scores, broadcast over [R, heads, W, end].
         cache: The KV cache, of R rows, not quantized.
         end: The number of cache slots to read.
+        run: Which blocks run, and which states are kept.
 
     Returns:
         The input of the head, [R, W, dim].
@@ -52,6 +62,10 @@ def fused_features(
 
     eps = gpt.config.norm_eps
     for i, block in enumerate(gpt.layers):
+        run.keep(i, h)
+        if not run.runs(i):
+            h = run.skip(i, h).contiguous()  # products are added to it in place
+            continue
         assert isinstance(block, Block)
         attention, feed_forward = block.attention, block.feed_forward
         keys, values = cache.layer(i)
@@ -77,4 +91,5 @@ def fused_features(
         add_linear(h, out, attention.wo)
         normed = block.ffn_norm(h)
         add_linear(h, swiglu(feed_forward.w1(normed), feed_forward.w3(normed)), feed_forward.w2)
+    run.keep(len(gpt.layers), h)
     return gpt.norm(h)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.kv_cache import KVCache, LayerCopies, WindowSlots
+from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, spread_layers
@@ -120,19 +120,25 @@ class LlamaGenTarget:
         return self._logits(h, span, width, early_exit)
 
     def read(
-        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        end: int,
+        early_exit: EarlyExit | None = None,
+        states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
         h = self._gpt.embed(tokens) + self._position[slots]
         span = self._ragged_span(slots, end)
         with without_plans(self.device):
-            if self._fuses and early_exit is None:
+            run = LayerRun(early_exit, self._collected, states)
+            # A part that reads the states of a full call rounds as that one does.
+            if self._fuses and (early_exit is None or early_exit.reuse):
                 assert span.bias is not None
                 rotary = span.cos[:, 0], span.sin[:, 0]
-                features = fused_features(self._gpt, h, *rotary, slots, span.bias, self._cache, end)
+                features = fused_features(self._gpt, h, *rotary, slots, span.bias, self._cache, end, run)
             else:
-                runs = None if early_exit is None else early_exit.runs
-                features = self._gpt.features(h, span, self._cache, runs)
+                features = self._gpt.features(h, span, self._cache, run)
         return self._gpt.output(features), features
 
     @property
@@ -262,6 +268,10 @@ class LlamaGenTarget:
         assert self._layer_features is not None, "no call yet"
         return self._layer_features
 
+    def set_layer_features(self, states: Tensor) -> None:
+        """See `mmspec.decoding.cuda_graphs.Capturable`."""
+        self._layer_features = states
+
     def reread(self, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit) -> Logits:
         """See `mmspec.training.outer_objective.RereadsWindows`."""
         other = copy(self)
@@ -270,20 +280,13 @@ class LlamaGenTarget:
 
     def _logits(self, h: Tensor, span: Span, last: int, early_exit: EarlyExit | None = None) -> Logits:
         """Logits of the last `last` slots of a window, given its embeddings [R, W, D]."""
-        states: list[Tensor] | None = [] if self._collected and early_exit is None else None
-        runs = None if early_exit is None else early_exit.runs
-        bridge: Callable[[Tensor], Tensor] | None = None
-        if early_exit is not None and early_exit.reuse:
-            before, after = self.layer_features().chunk(2, dim=-1)
-            bridge = partial(early_exit.after_gap, before=before, after=after)
+        run = LayerRun(early_exit, self._collected, None if early_exit is None else self._layer_features)
         with without_plans(self.device):
-            features = self._gpt.features(h, span, self._cache, runs, states, bridge)
+            features = self._gpt.features(h, span, self._cache, run)
         if early_exit is None:
-            self._features = features
+            self._features, self._layer_features = features, run.states
         else:
             self._exit_features = features
-        if states is not None:
-            self._layer_features = torch.cat([states[n] for n in self._collected], dim=-1)
         return split_cfg(self._gpt.output(features[:, -last:]), self._cfg_factor(early_exit) == 2)
 
     def _cfg_factor(self, early_exit: EarlyExit | None) -> int:

@@ -6,7 +6,7 @@ A sequence is `T` condition slots followed by `N = grid_size ** 2` image tokens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.decoding.kv_cache import KVCache, Store, WindowSlots
+from mmspec.decoding.layer_run import LayerRun
 from mmspec.errors import ArgumentError
 from mmspec.heads.rotary import grid_table, rotate
 from mmspec.vision.component import Component, stores_arguments
@@ -264,9 +265,7 @@ class LlamaGenTransformer(Component):
         h: Tensor,
         span: Span,
         cache: KVCache | None,
-        runs: Callable[[int], bool] | None = None,
-        states: list[Tensor] | None = None,
-        bridge: Callable[[Tensor], Tensor] | None = None,
+        run: LayerRun | None = None,
     ) -> Tensor:
         """Runs the blocks and the final norm.
 
@@ -274,23 +273,19 @@ class LlamaGenTransformer(Component):
             h: Embedded slots [B, W, dim].
             span: Positions, mask and cache slots.
             cache: The KV cache; None reads the window alone.
-            runs: Whether a block runs, by its index; None runs all.
-            states: Gets `h` and the output of every block; None keeps none.
-            bridge: Takes the place of the blocks that do not run, which follow each other; None puts nothing there.
+            run: Which blocks run, and which states are kept; None runs all and keeps none.
 
         Returns:
             The input of the head, [B, W, dim].
         """
-        if states is not None:
-            states.append(h)
+        run = run or LayerRun(None)
         for i, block in enumerate(self.layers):
-            if runs is not None and not runs(i):
-                if bridge is not None:
-                    h, bridge = bridge(h), None
+            run.keep(i, h)
+            if not run.runs(i):
+                h = run.skip(i, h)
                 continue
             h = block(h, span, None if cache is None else cache.layer(i))
-            if states is not None:
-                states.append(h)
+        run.keep(len(self.layers), h)
         return self.norm(h)
 
     def forward(self, tokens: Tensor, condition: Tensor, condition_mask: Tensor | None = None) -> Tensor:
