@@ -57,7 +57,7 @@ def sample_siblings_reference(
 
 
 @triton.jit
-def _weights(source, slot, columns, held, ranks, rank, DISTINCT: tl.constexpr, FLAGS: tl.constexpr):
+def remaining(source, slot, columns, held, ranks, rank, DISTINCT: tl.constexpr, FLAGS: tl.constexpr):
     """The distribution of a slot at `columns` without its children of a rank below `rank`, which `held` has."""
     weights = probabilities(source, slot, columns, FLAGS[0], FLAGS[1], FLAGS[2])
     if DISTINCT:
@@ -92,18 +92,18 @@ def _sample_siblings(
     while rank < count:
         total = tl.zeros((), tl.float64)
         for start in range(0, vocab, BLOCK):
-            total += mass(_weights(source, slot, start + lanes, held, ranks, rank, DISTINCT, FLAGS), BLOCK, GROUP)
+            total += mass(remaining(source, slot, start + lanes, held, ranks, rank, DISTINCT, FLAGS), BLOCK, GROUP)
         without = rank
         if total <= 0:
             without = 0  # a repeated child
             for start in range(0, vocab, BLOCK):
-                total += mass(_weights(source, slot, start + lanes, held, ranks, 0, DISTINCT, FLAGS), BLOCK, GROUP)
+                total += mass(remaining(source, slot, start + lanes, held, ranks, 0, DISTINCT, FLAGS), BLOCK, GROUP)
         token = tl.full((), -1, tl.int32)
         if total > 0:
             goal = cdf_goal(tl.load(us + row * m + node + rank), total)
             below = tl.zeros((), tl.float64)
             for start in range(0, vocab, BLOCK):
-                weights = _weights(source, slot, start + lanes, held, ranks, without, DISTINCT, FLAGS)
+                weights = remaining(source, slot, start + lanes, held, ranks, without, DISTINCT, FLAGS)
                 sampled = seek(weights, goal - below, BLOCK, GROUP)
                 token = tl.where((token < 0) & (sampled < BLOCK), start + sampled, token)
                 below += mass(weights, BLOCK, GROUP)

@@ -41,19 +41,21 @@ class Shape(NamedTuple):
 def tree_shape_reference(parents: Tensor, before: Tensor, height: int, most: int) -> Shape:
     """`tree_shape` in torch, node by node."""
     batch, m = parents.shape
+    row = torch.arange(batch, device=parents.device)
     sees = torch.zeros(batch, 1 + m, 1 + m, dtype=torch.bool, device=parents.device)
     children = torch.zeros(batch, 1 + m, most, dtype=torch.int64, device=parents.device)
-    order, depth = torch.zeros_like(parents), parents.new_zeros(batch, 1 + m)
+    order, depth, counts = torch.zeros_like(parents), parents.new_zeros(batch, 1 + m), parents.new_zeros(batch, 1 + m)
     sees[:, 0, 0] = True
-    for row in range(batch):
-        counts = [0] * (1 + m)
-        for node, parent in enumerate(parents[row].tolist(), 1):
-            sees[row, node] = sees[row, parent]
-            sees[row, node, node] = True
-            depth[row, node] = depth[row, parent] + 1
-            order[row, node - 1] = (depth[row, :node] == depth[row, node]).sum()
-            children[row, parent, counts[parent]] = node
-            counts[parent] += 1
+    for node in range(1, 1 + m):
+        parent = parents[:, node - 1]
+        sees[:, node] = sees[row, parent]
+        sees[:, node, node] = True
+        depth[:, node] = depth[row, parent] + 1
+        order[:, node - 1] = (depth[:, :node] == depth[:, node, None]).sum(1)
+        rank = counts[row, parent]
+        fits = rank < most
+        children[row[fits], parent[fits], rank[fits]] = node
+        counts[row, parent] += 1
     after = before[:, None] + 1 + depth
     return Shape(sees, children, order, depth, after, after[:, 1:] - 1, parents)
 
@@ -135,6 +137,6 @@ def tree_shape(parents: Tensor, before: Tensor, height: int, most: int) -> Shape
         parents: int64 [B, m], the parent entry of each node, which comes before the node.
         before: int64 [B], the position of the root.
         height: The largest depth that a node may have.
-        most: The largest number of children that an entry may have, K.
+        most: Children of an entry that are listed, K.
     """
     return Shape(*tree_shape_op(parents, before, height, most), parents)

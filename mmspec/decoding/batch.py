@@ -145,6 +145,13 @@ class BatchState:
             return self.length[:, None] + depth
         return self._window.positions_after(self.length, depth)
 
+    def positions_after_nodes(self, tree: Tree, first: int, last: int) -> NDArray[np.int64]:
+        """The positions after the entries `first` to `last - 1` of a tree, host int64 [B, last - first]."""
+        if not tree.has_known_depths:
+            return tree.positions_after(self.length, first, last)
+        depth = tree.depth[:, first:last]
+        return self.positions_after(np.broadcast_to(depth, (len(self.ids), last - first)))
+
     def follow(self, tokens: Tensor, accepted: Tensor, width: int) -> WindowRNG:
         """Appends the tokens of the open window on the device, and begins the next one there.
 

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.kv_cache import KVCache
 from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget, prompt_padding
+from mmspec.drafters.head_attention import written
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.block import BlockHead
 from mmspec.heads.draft_vocabulary import expand
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.mirrored import on_device, part
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -131,10 +132,10 @@ class BlockRunner:
         step = 1 if self._recurrent else tokens.shape[1]
         found = []
         for i in range(0, tokens.shape[1], step):
-            part = slice(i, i + step)
-            logits = self._corrected(tokens[:, part], depth[:, part], parents[:, part])
-            found.append(self._sampler.nodes(state, tokens[:, part], tree, first + i, logits))
-        return torch.cat(found, dim=1)
+            here = slice(i, i + step)
+            logits = self._corrected(tokens[:, here], depth[:, here], parents[:, here])
+            found.append(self._sampler.nodes(state, tokens[:, here], tree, first + i, logits))
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
     @property
     def _recurrent(self) -> bool:
@@ -173,13 +174,8 @@ class BlockRunner:
             return
         index = self._with_uncond(slots)
         features = self._features.gather(1, self._feature_index(index))
-        window = WindowSlots(int(slots[0, 0]), int(slots.max()) + 1)
-        if (slots != slots[0]).any():
-            window.slots = index
         for layer, (k, v) in enumerate(self._head.context(features, index)):
-            keys, values = self._cache.layer(layer)
-            window.write(keys, k)
-            window.write(values, v)
+            written(self._cache, layer, k, v, part(slots, np.s_[:, 0]))
 
     def _run(self, state: BatchState) -> None:
         """The pass over a block: sets the hidden states and logits of all of its predictions."""

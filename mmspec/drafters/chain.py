@@ -33,16 +33,22 @@ class ChainDrafter(RunnerDrafter):
         self._chain = cache(lambda count: Tree.branching([1] * count, device))
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
-        return self._sample(state, None, np.zeros(len(state.ids), dtype=np.int64), count, draws)
+        tokens, q = self._sample(state, None, np.zeros(len(state.ids), dtype=np.int64), count, draws)
+        window = torch.cat([state.last(), *tokens], dim=1)
+        return Draft(window[:, 1:], q, window)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
-        return self._sample(state, draft, reused, draft.tokens.shape[1], draws)
+        tokens, q = self._sample(state, draft, reused, draft.tokens.shape[1], draws)
+        return Draft(torch.cat(tokens, dim=1), q)
 
     def _sample(
         self, state: BatchState, draft: Draft | None, reused: NDArray[np.int64], count: int, draws: WindowRNG
-    ) -> Draft:
-        """`count` drafts per row; the first `reused` ones (host int64 [B]) are taken from `draft`."""
+    ) -> tuple[list[Tensor], Tensor]:
+        """`count` drafts per row, in parts int64 [B, n], and their distributions.
+
+        The first `reused` ones (host int64 [B]) are those of `draft`.
+        """
         chain, u, first = self._chain(count), draws[DRAFT], int(reused.min())
         tokens, probs = list[Tensor](), list[Tensor]()
         if isinstance(self._runner, BlockwiseRunner):
@@ -63,7 +69,7 @@ class ChainDrafter(RunnerDrafter):
                 x_probs = torch.where(keep[..., None], draft.q[:, i : i + 1], q)
             tokens.append(x)
             probs.append(x_probs)
-        return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1))
+        return tokens, torch.cat(probs, dim=1)
 
 
 def build(context: DraftingContext) -> ChainDrafter:

@@ -15,16 +15,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.kv_cache import KVCache
 from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
+from mmspec.drafters.head_attention import bias_of_nodes, bias_of_window, written
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.mtp import MTPHead
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
-from mmspec.sampling.mirrored import mirrored, on_device, upload
+from mmspec.sampling.mirrored import mirrored, on_device, part, upload
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -127,22 +127,22 @@ class EagleRunner:
         if arrays is None:
             arrays = upload(self.root_arrays(state), state.device)
         positions, slots, place = arrays
-        tokens, features = state.at(positions).clamp(min=0), self._at(self._features, slots)
-        mask = None
-        if self._unread > 1 or (slots != slots[0]).any():
-            own, end = on_device(slots, features.device), int(slots.max()) + 1
-            mask = own[..., None] >= torch.arange(end, device=features.device)
+        tokens, features = state.at(positions), self._at(self._features, slots)
+        if (positions < 0).any():
+            tokens = tokens.clamp(min=0)
         self._unread = 0
-        predicted = self._forward(tokens, features, slots, slots, mask)
+        predicted = self._forward(tokens, features, slots, part(slots, np.s_[:, 0]), 0)
         self._predicted = self._at(predicted, place)
         return self._sampler.root(state, self._logits(self._predicted))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+        if not tree.has_known_parents:  # such trees are read level by level
+            return self._level(state, tokens, tree, first)
         probs, end, begin = list[Tensor](), first + tokens.shape[1], first
         while first < end:
             # A node is read with its parent's predicted feature, so that its children need a later call.
-            known, stop = self._predicted.shape[1], first + 1
-            while stop < end and tree.parents[:, stop - 1].max() < known:
+            stop = first + 1
+            while stop < end and tree.parents[:, stop - 1].max() < first:
                 stop += 1
             probs.append(self._level(state, tokens[:, first - begin : stop - begin], tree, first))
             first = stop
@@ -152,27 +152,22 @@ class EagleRunner:
         """As `nodes`, for nodes whose parents have all been read."""
         last, prefix = first + tokens.shape[1], self._head.prefix
         entries = np.arange(first, last)
-        root = prefix + state.length - 1
-        depth = np.broadcast_to(tree.depth[:, entries], tokens.shape)
-        parents = tree.parents[:, entries - 1]
-        if len(parents) == 1:
-            there = tree.device_parents[:, first - 1 : last - 1].expand(tokens.shape)
-            parents = mirrored(np.broadcast_to(parents, tokens.shape), there)
-        features = self._at(self._predicted, parents)
-        mask = None
-        if not tree.chain or (root != root[0]).any():
-            roots = on_device(state.before, tree.sees.device) + prefix
-            mask = tree_mask(roots, tree.sees[:, first:last, 1:last], int(root.max()) + last)
-        positions = _shifted(state.positions_after(depth), prefix - 1)
-        slots = positions
+        # Without a prefix the slot of a token is its position; the position after it is one more.
+        depth = np.broadcast_to(tree.depth[:, entries], tokens.shape) - int(prefix == 0)
+        positions = _shifted(state.positions_after(depth), max(prefix - 1, 0))
+        features, sees = self._predicted, None  # of a chain only the latest ones are kept
         if not tree.chain:
-            slots = root[:, None] + entries
-            if (root != root[0]).any():  # otherwise they are not needed on the device
-                start = on_device(state.before, features.device)[:, None]
-                slots = mirrored(slots, start + (prefix + torch.arange(first, last, device=features.device)))
-        predicted = self._forward(tokens, features, positions, slots, mask)
-        self._predicted = torch.cat([self._predicted, predicted], dim=1)
+            features, sees = self._of_parents(tree, first, last, tokens.shape), tree.sees[:, first:last, 1:last]
+        predicted = self._forward(tokens, features, positions, state.before, prefix + first, sees)
+        self._predicted = predicted if tree.chain else torch.cat([self._predicted, predicted], dim=1)
         return self._sampler.nodes(state, tokens, tree, first, self._logits(predicted))
+
+    def _of_parents(self, tree: Tree, first: int, last: int, shape: torch.Size) -> Tensor:
+        """The features [R, W, D] predicted after the parents of the entries `first` to `last - 1`."""
+        there = tree.device_parents[:, first - 1 : last - 1].expand(shape)
+        if not tree.has_known_parents:
+            return self._predicted.gather(1, self._index(there))
+        return self._at(self._predicted, mirrored(np.broadcast_to(tree.parents[:, first - 1 : last - 1], shape), there))
 
     def _start(self) -> None:
         """Allocates the cache and takes the prompt's features from the target."""
@@ -190,8 +185,9 @@ class EagleRunner:
         tokens: Tensor,
         features: Tensor,
         positions: NDArray[np.int64],
-        slots: NDArray[np.int64],
-        mask: Tensor | None,
+        start: NDArray[np.int64],
+        shift: int,
+        sees: Tensor | None = None,
     ) -> Tensor:
         """Runs the head; returns the predicted features [R, W, D].
 
@@ -199,22 +195,20 @@ class EagleRunner:
             tokens: int64 [B, W].
             features: [R, W, D], the feature that each token was sampled from.
             positions: Host int64 [B, W], for the position embedding.
-            slots: Host int64 [B, W], where keys and values are written.
-            mask: bool [B, W, end], the slots that each token attends to; None for all slots up to its own, if all rows
-                have the same slots.
+            start: Host int64 [B]; keys and values are written from slot `start + shift` on.
+            shift: See there.
+            sees: bool [B or 1, W, n], the nodes of a tree that the tokens, the last of them, attend to besides the
+                slots up to that of the root, `start + prefix`; None for all slots up to their own.
         """
         self.calls += 1
         if self._guided:
             tokens = tokens.repeat(2, 1)
         x, q, (k, v) = self._head.project(tokens.to(features.device), features, self._with_uncond(positions))
-        window = WindowSlots(int(slots[0, 0]), int(slots.max()) + 1)
-        if (slots != slots[0]).any():
-            window.slots = self._with_uncond(slots)
-        keys, values = self._cache.layer(0)
-        seen = window.write(keys, k), window.write(values, v)
-        bias = None
-        if mask is not None:
-            bias = additive_mask(mask, q.dtype, hidden=-torch.inf).to(q.device).repeat(1 + self._guided, 1, 1, 1)
+        seen, (rows, _, width, _), device = written(self._cache, 0, k, v, start, shift), q.shape, q.device
+        if sees is None:
+            bias = bias_of_window(start, shift, rows, width, q.dtype, device)
+        else:
+            bias = bias_of_nodes(start, self._head.prefix, sees, rows, seen[0].shape[2], q.dtype, device)
         return self._head.finish(x, q, seen, bias)
 
     def _target_features(self) -> Tensor:
@@ -243,12 +237,19 @@ class EagleRunner:
         return features.gather(1, self._feature_index(slots))
 
     def _feature_index(self, slots: NDArray[np.int64]) -> Tensor:
-        """Slots int64 [B, W] as an index for `gather` on features, [R, W, D]."""
-        return self._with_uncond(slots)[..., None].expand(-1, -1, self._head.hidden_size)
+        """Slots host int64 [B, W] as an index for `gather` on features, [R, W, D]."""
+        return self._index(on_device(slots, self._features.device))
+
+    def _index(self, slots: Tensor) -> Tensor:
+        """As `_feature_index`, of slots on the device."""
+        both = slots.repeat(2, 1) if self._guided else slots
+        return both[..., None].expand(-1, -1, self._head.hidden_size)
 
 
 def _shifted(positions: NDArray[np.int64], offset: int) -> NDArray[np.int64]:
     """Positions and an offset, with their copy on the device if the positions have one."""
+    if not offset:
+        return positions
     there = getattr(positions, "mirror", None)
     found = np.asarray(positions) + offset
     return found if there is None else mirrored(found, there + offset)

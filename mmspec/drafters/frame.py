@@ -82,7 +82,7 @@ class FrameRunner:
             self._book = self._book + 1
             self._finish_frames()
             probs.append(self._probs(state, depth[:, i : i + 1]))
-        return torch.cat(probs, dim=1)
+        return probs[0] if len(probs) == 1 else torch.cat(probs, dim=1)
 
     def _finish_frames(self) -> None:
         """Moves the rows whose frame is complete to the next one."""

@@ -29,14 +29,24 @@ class GridRunner:
         sampler: Makes the draft distributions.
         length: Positions per row.
         window: Entries in one target call.
+        drafts: The largest number of drafts of a window.
     """
 
-    def __init__(self, head: GridHead, target: FeatureTarget, sampler: TokenSampler, length: int, window: int) -> None:
+    def __init__(
+        self, head: GridHead, target: FeatureTarget, sampler: TokenSampler, length: int, window: int, drafts: int
+    ) -> None:
         self.calls = 0
         self._head = head
         self._target = target
         self._sampler = HeadSampler(sampler, target)
         self._capacity = 1 + length + window
+        self._steps = torch.arange(drafts, device=head.device)
+        # The features that a draft reads follow the last token, and those above the draft and to the right of that one,
+        # at these distances from the last token; the least position of which there is one, the prompt's being 0.
+        above = self._steps + 2 - head.grid_width
+        self._offsets = torch.cat([torch.zeros_like(above), above, above + 1])
+        self._least = torch.where(self._offsets > 0, 2**62, (self._offsets < 0).long())
+        self._gathered = torch.empty(0)  # [R, 3, drafts, D]
         self._features: Tensor | None = None  # by position: what the token there was sampled from, [R, capacity, D]
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
@@ -61,13 +71,13 @@ class GridRunner:
         self.calls += other.calls
 
     def root(self, state: BatchState) -> Tensor:
-        self._known()
+        self._read(state)
         depth = np.zeros((len(state.ids), 1), dtype=np.int64)
-        return self._sampler.root(state, self._logits(state, state.last(), depth))
+        return self._sampler.root(state, self._logits(state.last(), depth))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         depth = np.broadcast_to(tree.depth[:, first : first + tokens.shape[1]], tokens.shape)
-        return self._sampler.nodes(state, tokens, tree, first, self._logits(state, tokens, depth))
+        return self._sampler.nodes(state, tokens, tree, first, self._logits(tokens, depth))
 
     @property
     def _guided(self) -> bool:
@@ -80,19 +90,23 @@ class GridRunner:
             self._features = F.pad(prompt, (0, 0, 0, self._capacity - 1))
         return self._features
 
-    def _logits(self, state: BatchState, left: Tensor, depth: NDArray[np.int64]) -> Logits:
+    def _read(self, state: BatchState) -> None:
+        """Gathers the features for all drafts of a window: they are features of committed tokens."""
+        known, factor = self._known(), 1 + self._guided
+        index = on_device(state.before, self._head.device)[:, None] + self._offsets
+        inside = (index >= self._least)[None, ..., None]
+        at = index.clamp(0, known.shape[1] - 1).repeat(factor, 1)[..., None].expand(-1, -1, known.shape[-1])
+        gathered = known.gather(1, at).unflatten(0, (factor, -1)) * inside
+        self._gathered = gathered.flatten(0, 1).unflatten(1, (3, -1))
+
+    def _logits(self, left: Tensor, depth: NDArray[np.int64]) -> Logits:
         """Logits [B, W, V] of the positions `depth` (host int64 [B, W]) after the next one, after tokens `left`."""
         self.calls += 1
-        known, head = self._known(), self._head
-        # On a device all positions follow from those of the open window, which are there.
-        last, new = self._with_uncond(state.before)[:, None], self._with_uncond(state.positions_after(depth))
-        above = new - (head.grid_width - 1)
-        index = torch.cat([last.expand_as(new), above, above + 1], dim=1)
-        inside = ((index >= 1) & (index <= last)) | (index == last)
-        at = index.clamp(0, known.shape[1] - 1)[..., None].expand(-1, -1, known.shape[-1])
-        features = (known.gather(1, at) * inside[..., None]).chunk(3, dim=1)
-        left = left.to(head.device).repeat(1 + self._guided, 1)
-        predicted = head(*features, left, new - last - 1)
+        first, count = int(depth[0, 0]), depth.shape[1]
+        assert (depth == first + np.arange(count)).all(), "grid heads draft chains"
+        here = slice(first, first + count)
+        left = left.to(self._head.device).repeat(1 + self._guided, 1)
+        predicted = self._head(*self._gathered[:, :, here].unbind(1), left, self._steps[here].expand_as(left))
         return split_cfg(self._target.head(predicted.to(self._target.features())), self._guided)
 
     def _with_uncond(self, values: NDArray[np.int64]) -> Tensor:

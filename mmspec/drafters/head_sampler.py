@@ -61,12 +61,11 @@ class HeadSampler:
             first: The first of them; the root is entry 0.
             logits: [B, W, V].
         """
-        depth = tree.depth[:, first : first + tokens.shape[1]]
         if self._processed is not None:
             assert self._entries is not None, "the root comes before its nodes"
             self._entries = torch.cat([self._entries[:, :first], tokens], dim=1)
             logits = self._processed.process(logits, *self._prefixes(state, tree, first))
-        return self._sampler(logits, state.positions_after(np.broadcast_to(depth, tokens.shape)))
+        return self._sampler(logits, state.positions_after_nodes(tree, first, first + tokens.shape[1]))
 
     def _prefixes(self, state: BatchState, tree: Tree | None, first: int) -> tuple[Tensor, NDArray[np.int64]]:
         """Committed tokens and entries, int64 [B, n], and the slots of each prefix there, host int64 [B, W, L].

@@ -45,7 +45,7 @@ class HydraRunner(LastFeatureRunner):
     def _predict(self, paths: list[Tensor]) -> Tensor:
         """The features [R, n, D] that n entries of one depth predict, given their paths."""
         self.calls += 1
-        feature, tokens = self.feature(), torch.stack(paths, dim=1)
+        feature, tokens = self.feature(), paths[0][:, None] if len(paths) == 1 else torch.stack(paths, dim=1)
         features = feature[:, None].expand(-1, len(paths), -1).to(self._heads.device)
         tokens = tokens.repeat(len(feature) // len(tokens), 1, 1).to(self._heads.device)
         predicted: Tensor = self._heads(features, tokens)
@@ -53,4 +53,5 @@ class HydraRunner(LastFeatureRunner):
 
     def _logits(self, levels: list[Tensor]) -> Logits:
         """The logits [B, W, V] of predicted features [R, n, D], entry after entry."""
-        return split_cfg(self._target.head(torch.cat(levels, dim=1)), len(levels[0]) > self._sampler.rows)
+        every = levels[0] if len(levels) == 1 else torch.cat(levels, dim=1)
+        return split_cfg(self._target.head(every), len(every) > self._sampler.rows)

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.kv_cache import KVCache
 from mmspec.decoding.target import EarlyExit, ExitFeatureTarget
 from mmspec.drafters.early_exit import EarlyExitTarget
+from mmspec.drafters.head_attention import bias_of_window, written
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
@@ -113,22 +113,13 @@ class KangarooRunner:
         self.calls += 1
         self._exit.forward(tokens, at)
         features = self._target.exit_features().to(adapter.device)
-        width, end = tokens.shape[1], int(at.max()) + tokens.shape[1]
+        width = tokens.shape[1]
         index = on_device(at, adapter.device)[:, None]
         if width > 1:
             index = index + torch.arange(width, device=adapter.device)
-        index = self._with_uncond(index)
-        q, (k, v) = adapter.project(features, index)
-        window = WindowSlots(end - width, end)
-        if (at != at[0]).any():
-            window.slots = index
-        keys, values = cache.layer(0)
-        seen = window.write(keys, k), window.write(values, v)
-        bias = None
-        if width > 1 or window.slots is not None:
-            mask = index[..., None] >= torch.arange(end, device=index.device)
-            bias = additive_mask(mask, q.dtype, hidden=-torch.inf)
-        return adapter.finish(features, q, seen, bias)
+        q, (k, v) = adapter.project(features, self._with_uncond(index))
+        bias = bias_of_window(at, 0, len(features), width, q.dtype, adapter.device)
+        return adapter.finish(features, q, written(cache, 0, k, v, at), bias)
 
     def _started(self) -> KVCache:
         """The adapter's cache, which is allocated once the target has read the prompts."""

@@ -102,8 +102,7 @@ class ModelRunner:
             assert isinstance(self._model, TreeTarget)
             logits = self._model.forward_tree(tokens, state.before, tree, first)
         self.calls += 1
-        depth = tree.depth[:, first : first + tokens.shape[1]]
-        return self._sampler(logits, state.positions_after(np.broadcast_to(depth, tokens.shape)))
+        return self._sampler(logits, state.positions_after_nodes(tree, first, first + tokens.shape[1]))
 
 
 def at_slot(logits: Logits, slot: NDArray[np.int64]) -> Logits:

@@ -98,7 +98,8 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
     if isinstance(head, GridHead):
         if layout.width != head.grid_width:
             raise ModelError(f"drafter is for lines of {head.grid_width} tokens, and this model's have {layout.width}")
-        return GridRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
+        drafts = max(depth, recipe.window - 1)
+        return GridRunner(head, target, sampler(context.samplings), layout.length, recipe.window, drafts)
     if isinstance(head, ExitAdapter):
         if not isinstance(target, ExitFeatureTarget):
             raise ArgumentError(

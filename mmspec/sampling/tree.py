@@ -49,6 +49,16 @@ class DeviceShape(Protocol):
         """int64 [R, 1 + m]."""
         ...
 
+    @property
+    def after(self) -> Tensor:
+        """int64 [R, 1 + m], the position after each entry."""
+        ...
+
+    @property
+    def at(self) -> Tensor:
+        """int64 [R, m], the position of each node."""
+        ...
+
 
 class Tree:
     """The shape of a tree of m nodes, the same in all rows (R = 1) or separate for each row (R = B).
@@ -67,7 +77,10 @@ class Tree:
         children: int64 [R, 1 + m, K], the children of each entry in order; 0 where there are no more.
         chain: Whether the tree is a window: no entry of any row has two children.
         widest: For each depth below `height`, the largest number of children of an entry of that depth in any row.
+        device_after: int64 [R, 1 + m], the position after each entry; only of trees that were made by `on_device`.
     """
+
+    device_after: Tensor
 
     def __init__(self, parents: NDArray[np.int64], device: torch.device) -> None:
         rows, m = parents.shape
@@ -105,7 +118,7 @@ class Tree:
         """
         tree = cls.__new__(cls)
         tree.sees, tree.children, tree.device_order = shape.sees, shape.children, shape.order
-        tree.device_parents, tree.device_depth = shape.parents, shape.depth
+        tree.device_parents, tree.device_depth, tree.device_after = shape.parents, shape.depth, shape.after
         tree.height, tree.chain, tree.widest = height, chain, [shape.children.shape[2]] * height
         if depth is not None:
             tree.depth = depth
@@ -138,10 +151,31 @@ class Tree:
             first: The first entry.
             last: The entry after the last one.
         """
-        if "depth" in self.__dict__:
+        if self.has_known_depths:
             return root[:, None] + self.depth[:, first:last]
         there = on_device(root, self.children.device)[:, None] + self.device_depth[:, first:last]
         return mirrored(root[:, None] + np.minimum(np.arange(first, last), self.height), there)
+
+    @property
+    def has_known_depths(self) -> bool:
+        """Whether the host knows `depth` without waiting for a device."""
+        return "depth" in self.__dict__ or self.children.device.type == "cpu"
+
+    @property
+    def has_known_parents(self) -> bool:
+        """Whether the host knows `parents` without waiting for a device."""
+        return "parents" in self.__dict__ or self.children.device.type == "cpu"
+
+    def positions_after(self, length: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
+        """The positions after entries of a tree that was made by `on_device`, as in `positions`.
+
+        Args:
+            length: Host int64 [B], the position after the root in each row.
+            first: The first entry.
+            last: The entry after the last one.
+        """
+        most = length[:, None] + np.minimum(np.arange(first, last), self.height)
+        return mirrored(most, self.device_after[:, first:last])
 
     @cached_property
     def device_order(self) -> Tensor:

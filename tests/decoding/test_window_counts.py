@@ -16,23 +16,22 @@ LAUNCHES, UPLOADS, WAITS = 12, 1, 1
 PLAIN_UPLOADS = 3  # of a single step: positions for the call, for constraints, and to append at where rows differ
 # A graph, the slots and tokens of the model's call, and its logits; with rows that have left, what selects the others.
 REPLAY_LAUNCHES, REPLAYED = 7, {"graph", "add", "copy_", "index_put_", "index", "_index_put_impl_"}
-HEADS = {  # launches and uploads
-    "medusa:window=4": (27, 1),
-    "tree-medusa:branch=2/1": (19, 1),
-    "eagle:window=4": (87, 1),
-    "tree-eagle:branch=2/1": (67, 1),
-    "hydra:window=4": (39, 1),
-    "grid:window=4": (75, 1),
-    "block:window=4": (72, 1),
-    "kangaroo:window=4": (66, 1),
+HEADS = {  # launches at batch 1 and 64
+    "medusa:window=4": (25, 26),
+    "tree-medusa:branch=2/1": (17, 17),
+    "eagle:window=4": (33, 41),
+    "tree-eagle:branch=2/1": (32, 37),
+    "eagle-2:window=7,depth=2,top=3": (37, 42),
+    "hydra:window=4": (31, 32),
+    "grid:window=4": (34, 35),
+    "block:window=4": (44, 45),
+    "kangaroo:window=4": (42, 44),
 }
 DRAFT_MODELS = {  # waits
     "short-cache:window=4,recent=4": 1,
     "draft-stop:window=4": 3,  # before each draft but the first, and the verification's
     "pearl:window=4": 2,  # for the guess, where a whole window was accepted, and the verification's
 }
-# The host chooses the entry of each next node, and whether that takes a call: launches, uploads and waits.
-NODE_BY_NODE = {"tree-sampled:window=6,depth=3": (292, 30, 26)}
 PER_DRAFTER_CALL = 7  # launches: what a captured call reads and gives, after rows have left, and the draft with its q
 # Cases that have tests of their own.
 OTHERS = ("after", "failing", "broken", "tree", "replayed", "launched", "stale", "misread", "misplaced")
@@ -46,7 +45,7 @@ def cases(root: Path) -> dict[str, Any]:
 
 def test_a_window_has_few_launches_one_upload_and_one_wait(cases: dict[str, Any]) -> None:
     """Exact and relaxed rules and a draft model at batch 1 and 64, with guidance, cuts, constraints and end tokens."""
-    others = {*HEADS, *DRAFT_MODELS, *NODE_BY_NODE}
+    others = {*HEADS, *DRAFT_MODELS}
     by_batch = {
         name: case for name, case in cases.items()
         if " B=" in name and not name.startswith("plain") and name.split(" ")[0] not in others
@@ -54,6 +53,7 @@ def test_a_window_has_few_launches_one_upload_and_one_wait(cases: dict[str, Any]
     assert {name.split(":")[0] for name in by_batch} == {
         "scd", "sjd", "table", "gsd", "lantern", "beta", "top-m", "typical", "fallback", "pcg", "draft",
         "layer-skip", "recycle", "stand", "retrieval", "tree-table", "tree", "tree-dynamic",
+        "tree-sampled",
     }  # fmt: skip
     for name, case in by_batch.items():
         usual = [one for one in case["windows"] if not one["new"]]
@@ -63,17 +63,15 @@ def test_a_window_has_few_launches_one_upload_and_one_wait(cases: dict[str, Any]
             assert one["uploads"] <= UPLOADS and one["waits"] <= WAITS, (name, one)
 
 
-def test_a_window_of_a_head_has_one_wait(cases: dict[str, Any]) -> None:
+def test_a_window_of_a_head_has_one_upload_and_one_wait(cases: dict[str, Any]) -> None:
     """The networks of the heads are not counted, but the writes to their caches and the masks of their attention."""
-    for recipe, (launches, uploads) in HEADS.items():
-        for rows in (1, 64):
+    for recipe, most in HEADS.items():
+        for rows, launches in zip((1, 64), most, strict=True):
             usual = [one for one in cases[f"{recipe} B={rows}"]["windows"] if not one["new"]]
             assert len(usual) >= (3 if rows == 1 else 1), f"a weak test: {recipe} has {len(usual)} windows"
             for one in usual:
-                assert one["launches"] <= launches and one["uploads"] <= uploads and one["waits"] <= WAITS, (
-                    recipe,
-                    one,
-                )
+                assert one["launches"] <= launches, (recipe, one)
+                assert one["uploads"] <= UPLOADS and one["waits"] <= WAITS, (recipe, one)
 
 
 def test_draft_models_that_need_the_host(cases: dict[str, Any]) -> None:
@@ -85,16 +83,6 @@ def test_draft_models_that_need_the_host(cases: dict[str, Any]) -> None:
             for one in usual:
                 assert one["launches"] <= LAUNCHES + PER_DRAFTER_CALL * one["drafter_calls"], (recipe, one)
                 assert one["uploads"] <= UPLOADS and one["waits"] <= waits, (recipe, one)
-
-
-def test_a_tree_that_is_sampled_node_by_node_costs_no_more_than_today(cases: dict[str, Any]) -> None:
-    for recipe, (launches, uploads, waits) in NODE_BY_NODE.items():
-        for rows in (1, 64):
-            usual = [one for one in cases[f"{recipe} B={rows}"]["windows"] if not one["new"]]
-            assert len(usual) >= 3, f"a weak test: {recipe} has {len(usual)} windows"
-            for one in usual:
-                assert one["launches"] <= launches and one["uploads"] <= uploads, (recipe, one)
-                assert one["waits"] <= waits, (recipe, one)
 
 
 def test_a_tree_is_verified_in_one_launch(cases: dict[str, Any]) -> None:

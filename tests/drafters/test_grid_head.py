@@ -40,14 +40,20 @@ def tiny_head() -> GridHead:
 @torch.no_grad()
 def test_a_draft_reads_the_features_around_the_token_above(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head, recorded = tiny_head(), list[tuple[Tensor, int, int, Tensor]]()
-    correct = GridRunner._logits
+    correct, read, states = GridRunner._logits, GridRunner._read, list[Any]()
 
-    def record(self: GridRunner, state: Any, left: Tensor, depth: Any) -> Logits:
-        logits, count = correct(self, state, left, depth), int(state.length[0])
+    def begin(self: GridRunner, state: Any) -> None:
+        states.append(state)
+        read(self, state)
+
+    def record(self: GridRunner, left: Tensor, depth: Any) -> Logits:
+        state = states[-1]
+        logits, count = correct(self, left, depth), int(state.length[0])
         for i in range(left.shape[1]):
             recorded.append((state.at(np.arange(count)[None])[0], int(left[0, i]), int(depth[0, i]), logits.cond[0, i]))
         return logits
 
+    monkeypatch.setattr(GridRunner, "_read", begin)
     monkeypatch.setattr(GridRunner, "_logits", record)
     for seed in range(6):
         target, resources = ToyTarget(1, V, 9, 0), DraftResources(heads={"grid": head})

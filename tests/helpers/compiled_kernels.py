@@ -21,6 +21,7 @@ from mmspec.kernels import (
     draft_tree,
     fused_sampler,
     grow_tree,
+    head_window,
     k_seq,
     layers,
     likeliest,
@@ -28,6 +29,7 @@ from mmspec.kernels import (
     philox,
     recycle,
     residual,
+    sampled_tree,
     siblings,
     softmax_stats,
     stand,
@@ -55,6 +57,7 @@ POINTERS = {
     "before_place": "i64", "before_joints": "fp32", "c_tokens": "i64", "c_joints": "fp32",
     "c_parents": "i64", "place": "i64", "b_tokens": "i64", "b_joints": "fp32", "owners": "i64", "parents": "i64",
     "sees": "i8", "order": "i64", "depths": "i64", "after": "i64",
+    "before_window": "i64", "before_shares": "fp64", "before_probs": "fp32", "new_shares": "fp64", "starts": "i64",
     "guesses": "i64", "last": "i64", "new_floats": "fp32", "new_ints": "i32",
     "norm": "bf16", "second": "bf16", "bias": "bf16", "q_weight": "bf16", "k_weight": "bf16",
     "v_weight": "bf16", "q_bias": "bf16", "k_bias": "bf16", "v_bias": "bf16",
@@ -111,6 +114,11 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
         kernels.append((grow_tree._grow_level, {"ROOT": root, "BLOCK": 128}, 4))
     kernels.append((grow_tree._choose_nodes, {"BLOCK": 512}, 8))
     kernels.append((tree_shape._tree_shape, {"BLOCK": 64}, 2))
+    for root in (True, False):
+        kernels.append((sampled_tree._sample_depth, {"ROOT": root, "ENTRIES": 16, "BLOCK": sampled_tree.CHUNK}, 16))
+    for is_tree in (True, False):
+        kernels.append((head_window._attention_bias, {"TREE": is_tree, "BLOCK": head_window.BLOCK, "out": "bf16"}, 2))
+    kernels.append((head_window._store_window, {"BLOCK": 128}, 1))
     kernels.append((stopping._stop_draft, {"BLOCK": 8192}, 16))
     for distinct in (False, True):
         kernels.append((siblings._sample_siblings, {"DISTINCT": distinct, "RANKS": 4, "BLOCK": 8192}, 16))

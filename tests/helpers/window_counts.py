@@ -82,6 +82,7 @@ RECIPES = [
     "tree-medusa:branch=2/1",
     "eagle:window=4",
     "tree-eagle:branch=2/1",
+    "eagle-2:window=7,depth=2,top=3",
     "hydra:window=4",
     "grid:window=4",
     "block:window=4",

@@ -7,16 +7,13 @@ import os
 import numpy as np
 import pytest
 import torch
+from fixed_runner import VOCAB, FixedRunner
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.drafters.tree.eagle2 import DynamicTreeDrafter
-from mmspec.sampling.logits import Logits
-from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree, TreeDraft
-from mmspec.sampling.tree_rejection import Outcome
 
 pytest.importorskip("triton")
 
@@ -25,7 +22,6 @@ from mmspec.kernels.softmax_stats import stats_of_probs
 from mmspec.kernels.tree_shape import tree_shape
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-VOCAB = 40
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -84,38 +80,6 @@ def test_levels_and_nodes_are_those_of_the_reference(device: torch.device, monke
     assert torch.equal(after, before[:, None] + 1 + depth) and torch.equal(at, after[:, 1:] - 1)
 
 
-class Fixed:
-    """A draft runner whose logits depend on the path to an entry."""
-
-    calls = 0
-
-    def __init__(self, device: torch.device) -> None:
-        self._sampler = TokenSampler([SamplingParams(0.8, top_k=20)] * 3, None, device)
-        self._logits = torch.randn(8 * VOCAB, VOCAB, device=device) * 2
-        self._paths = torch.empty(0)
-
-    def root(self, state: BatchState) -> Tensor:
-        self._paths = state.last()
-        return self._probs(self._paths, state.positions(1))
-
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
-        width = tokens.shape[1]
-        sees = tree.sees[:, first : first + width, : first + width].cpu()
-        self._paths = torch.cat([self._paths[:, :first], tokens], dim=1)
-        path = (sees.to(tokens.device) * (self._paths[:, None] + 1)).sum(-1)
-        positions = state.length[:, None] + tree.depth[:, first : first + width]
-        return self._probs(path, np.broadcast_to(positions, path.shape))
-
-    def _probs(self, paths: Tensor, positions: np.ndarray) -> Tensor:
-        return self._sampler(Logits(self._logits[paths % len(self._logits)], None), positions)
-
-    def observe(self, verdict: Outcome, state: BatchState) -> None: ...
-
-    def select_rows(self, row_ids: list[int]) -> None: ...
-
-    def join(self, other: object, row_ids: list[int], state: BatchState, other_state: BatchState) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("nodes", "depth", "top"), [(8, 3, 3), (5, 4, 2), (3, 1, 4), (12, 5, 1), (20, 2, 4), (2, 3, 2)]
 )
@@ -128,7 +92,7 @@ def test_trees_are_those_of_the_drafter(
         torch.manual_seed(3)
         state = BatchState([1, 2, 3], Layout(30), 9, device)
         state.commit(torch.randint(VOCAB, (3, 8)).to(device), np.array([7, 3, 5]))
-        drafter = DynamicTreeDrafter(Fixed(device), nodes, depth, top, VOCAB)
+        drafter = DynamicTreeDrafter(FixedRunner(device), nodes, depth, top, VOCAB)
         found.append(drafter.propose(state, np.zeros((3, 1), dtype=np.int64)))
     ours, theirs = found
     assert torch.equal(ours.tokens, theirs.tokens) and np.array_equal(ours.tree.parents, theirs.tree.parents)

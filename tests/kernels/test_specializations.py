@@ -18,11 +18,13 @@ from mmspec.kernels import (
     draft_tree,
     fused_sampler,
     grow_tree,
+    head_window,
     k_seq,
     likeliest,
     philox,
     recycle,
     residual,
+    sampled_tree,
     siblings,
     softmax_stats,
     stand,
@@ -42,6 +44,7 @@ KERNELS = [
     tree._walk_tree, commit._begin_window, commit._reread_window, k_seq._verify_drafts, draft_tree._draft_tree,
     siblings._sample_siblings, recycle._recycle, stand._draft_stored, stand._store,
     stopping._stop_draft, likeliest._likeliest, grow_tree._grow_level, grow_tree._choose_nodes, tree_shape._tree_shape,
+    sampled_tree._sample_depth, head_window._attention_bias, head_window._store_window,
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(

@@ -8,6 +8,14 @@ Whether a node exists depends only on the tokens sampled before it. It is then s
 entry without the earlier siblings, and is never dropped. Given everything that decided that it exists, every sibling
 therefore follows the distribution that it is tested with, and recursive rejection sampling is exact. Sampling more
 nodes and verifying the best of them is not.
+
+On a device the same tree is grown with one call of the draft model per depth, whatever the tokens. Let T(d) be the tree
+whose nodes of depth d have no children. T(d + 1) chooses among the entries of less depth as T(d) does, since neither
+their values nor their order depend on deeper nodes, and among nodes of depth d besides. Its nodes up to depth d are
+therefore the first ones of T(d), in the same order, and only children of nodes of depth d are sampled, once the draft
+model has read T(d), with the numbers that they have above. The deepest of these trees is the one above, node by node. A
+node that is in T(d) and not in T(d + 1) gave way to nodes that were worth more before its token was sampled, so that
+its own token decides nothing about it.
 """
 
 from __future__ import annotations
@@ -21,6 +29,9 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
+from mmspec.drafters.tree.grown import grown_tree
+from mmspec.kernels.backend import choose
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.rng import DRAFT
 from mmspec.sampling.tree import Tree, TreeDraft, WithoutReplacement
@@ -44,6 +55,8 @@ class DySpecDrafter(RunnerDrafter):
         self._depth = depth
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
+        if choose(state.device.type) == "triton":
+            return self._propose_by_kernels(state, np.asarray(iteration))
         batch = len(state.ids)
         rows, row = np.arange(batch), torch.arange(batch, device=state.device)
         nodes = self._nodes
@@ -79,6 +92,30 @@ class DySpecDrafter(RunnerDrafter):
             value[:, 1 + j] = np.where(entry_depth + 1 < self._depth, entry_value * share, -1.0)
             depth[:, 1 + j], parents[:, j], tokens[:, j] = entry_depth + 1, entry, x
         return TreeDraft(Tree(parents, state.device), tokens, WithoutReplacement(probs))
+
+    def _propose_by_kernels(self, state: BatchState, iteration: NDArray[np.int64]) -> TreeDraft:
+        """As `propose`, with one call and two launches per depth; the host does not learn the shape of the tree."""
+        # Imported here: Triton may be missing.
+        from mmspec.kernels.sampled_tree import sample_depth
+        from mmspec.kernels.tree_shape import tree_shape
+        from mmspec.sampling.lazy_probs import stats_of
+
+        nodes = self._nodes
+        height = min(self._depth, nodes)
+        needed = self.host_arrays(state, nodes, iteration)
+        of_nodes = np.broadcast_to(iteration, (len(state.ids), nodes))
+        draws, (of_nodes, *arrays) = state.window_with(height + 1, iteration, [of_nodes, *needed])
+        self.take_arrays(arrays)
+        u, before, last = draws.uniforms(DRAFT, 0, nodes), on_device(state.before, state.device), state.last()
+        grown = sample_depth(stats_of(self._runner.root(state)), u[:, 0], last, None, 0)
+        for depth in range(1, height):
+            # All nodes are read, since their places in the tree before were other ones; no children are needed.
+            tree = Tree.on_device(tree_shape(grown.parents, before, depth, 1), None, depth, chain=False)
+            q = self._runner.nodes(state, grown.window[:, 1:], tree, 1)
+            grown = sample_depth(stats_of(q), u[:, depth], last, grown, depth)
+        shape = tree_shape(grown.parents, before, height, nodes)
+        siblings = WithoutReplacement(grown.probs)
+        return grown_tree(state, shape, height, grown.window, siblings, draws, of_nodes)
 
 
 def build(context: DraftingContext) -> DySpecDrafter:

@@ -21,9 +21,10 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
+from mmspec.drafters.tree.grown import grown_tree
 from mmspec.kernels.backend import choose
-from mmspec.sampling.mirrored import mirrored, on_device
-from mmspec.sampling.tree import Chosen, Tree, TreeDraft, TreeNumbers
+from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.tree import Chosen, Tree, TreeDraft
 from mmspec.sampling.tree_rejection import verify_tree
 
 
@@ -124,14 +125,7 @@ class DynamicTreeDrafter(RunnerDrafter):
             previous, start = start, start + size
         window, parents = choose_nodes(candidates, state.last(), count)
         shape = tree_shape(parents, before, height, top)
-        tree = Tree.on_device(shape, None, height, chain=False)
-        if state.device.type == "cpu":
-            numbers, _ = state.tree_numbers(tree, iteration)
-        else:
-            most = state.length[:, None] + np.minimum(np.arange(1 + count), height)
-            at = mirrored(most[:, 1:] - 1, shape.at)
-            numbers = TreeNumbers(tree, draws, mirrored(most, shape.after), at, of_nodes)
-        return TreeDraft(tree, window[:, 1:], self._siblings, numbers, window)
+        return grown_tree(state, shape, height, window, self._siblings, draws, of_nodes)
 
     def _select(self, tokens: Tensor, joints: Tensor, parents: Tensor) -> TreeDraft:
         """The tree of the most likely candidates.

@@ -1,0 +1,98 @@
+"""What draft heads do around their attention: the mask, and keys and values in a cache by slot.
+
+The tokens of a call lie in slots one after another, which begin elsewhere in each row. With guidance the unconditional
+rows follow the conditional ones and read the same slots, so that R is B or 2 B.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.decoding.attention_masks import additive_mask, tree_mask
+from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.kernels.backend import choose
+from mmspec.sampling.mirrored import on_device
+
+
+def written(
+    cache: KVCache, layer: int, k: Tensor, v: Tensor, starts: NDArray[np.int64], shift: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Writes keys and values of W tokens; returns those up to the last slot of any row, [R, heads, end, head_dim].
+
+    Args:
+        cache: A cache of R rows that is not quantized.
+        layer: The layer.
+        k: [R, heads, W, head_dim].
+        v: [R, heads, W, head_dim].
+        starts: Host int64 [B]; the first token of a row is written to slot `starts + shift`.
+        shift: See there.
+    """
+    keys, values = cache.layer(layer)
+    first, last = int(starts.min()) + shift, int(starts.max()) + shift
+    end = last + k.shape[2]
+    if choose(keys.device.type) == "triton":
+        from mmspec.kernels.head_window import store_window  # Triton may be missing
+
+        assert isinstance(keys, Tensor) and isinstance(values, Tensor), "only caches of targets are quantized"
+        store_window(keys, values, k, v, on_device(starts, keys.device), shift)
+        return keys[:, :, :end], values[:, :, :end]
+    window = WindowSlots(first, end)
+    if first != last:
+        slots = on_device(starts, keys.device)[:, None] + torch.arange(shift, shift + k.shape[2], device=keys.device)
+        window.slots = slots.repeat(len(k) // len(starts), 1)
+    return window.write(keys, k), window.write(values, v)
+
+
+def bias_of_window(
+    starts: NDArray[np.int64], shift: int, rows: int, width: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """The mask of W tokens of each row, as numbers to add to attention scores, [R, 1, W, end].
+
+    A token attends to all slots up to its own. None if that is all that is read.
+
+    Args:
+        starts: Host int64 [B]; the first token of a row is in slot `starts + shift`.
+        shift: See there.
+        rows: R.
+        width: W.
+        dtype: Of the result.
+        device: Of the result.
+    """
+    if width == 1 and (starts == starts[0]).all():
+        return None
+    end, there = int(starts.max()) + shift + width, on_device(starts, device)
+    if choose(device.type) == "triton":
+        from mmspec.kernels.head_window import attention_bias  # Triton may be missing
+
+        return attention_bias(there, shift, None, rows, width, end, dtype)
+    own = there[:, None] + torch.arange(shift, shift + width, device=device)
+    mask = own[..., None] >= torch.arange(end, device=device)
+    return additive_mask(mask, dtype, hidden=-torch.inf).repeat(rows // len(starts), 1, 1, 1)
+
+
+def bias_of_nodes(
+    root: NDArray[np.int64], shift: int, sees: Tensor, rows: int, end: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The mask of nodes of a tree, as numbers to add to attention scores, [R, 1, W, end].
+
+    A node attends to the slots up to that of the root, `root + shift`, and to nodes in the slots after it.
+
+    Args:
+        root: Host int64 [B].
+        shift: See there.
+        sees: bool [B or 1, W, n], which of the nodes each one attends to.
+        rows: R.
+        end: The number of slots that are read.
+        dtype: Of the result.
+        device: Of the result.
+    """
+    there = on_device(root, sees.device)
+    if choose(sees.device.type) == "triton":
+        from mmspec.kernels.head_window import attention_bias  # Triton may be missing
+
+        return attention_bias(there, shift, sees, rows, sees.shape[1], end, dtype).to(device)
+    mask = additive_mask(tree_mask(there + shift, sees, end), dtype, hidden=-torch.inf)
+    return mask.to(device).repeat(rows // len(root), 1, 1, 1)
