@@ -18,8 +18,8 @@ COUNTS = {
     "height", "children_stride", "count", "first", "drafts_row", "drafted", "most", "line", "before_width",
     "forced_row", "forced_last", "indices_row", "last_row", "scales_row", "kinds_row", "us_row",
     "entries_row", "table_row", "heads", "following", "chains", "batch",
-    "previous", "total", "depth", "us_row",
-    "starts_row", "shift", "end", "nodes", "sees_row", "sees_entry", "cache_row", "cache_head", "cache_slot", "size",
+    "previous", "total", "depth", "starts_row", "shift", "end", "nodes", "size",
+    "sees_row", "sees_entry", "cache_row", "cache_head", "cache_slot",
     "k_row", "k_head", "k_slot", "v_row", "v_head", "v_slot",
 }  # fmt: skip
 WIDE = {"cond", "uncond", "q_cond", "q_uncond", "allowed", "q_allowed", "vectors", "draft_probs"}

@@ -5,12 +5,17 @@
 Each argument is one panel and one table, named after its first folder; of a recipe that several of its folders have,
 the one with the most samples counts. Folders after `--` get a table only. Tokens per target call are those of all
 samples together, with 95 % intervals by bootstrap over samples.
+
+    python figure.py README.md rough shapes spoken scenes
+
+draws the tables of these names in a Markdown file again, and prints nothing.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections import defaultdict
 from math import log2
@@ -23,8 +28,12 @@ COLORS = {"scd": "#c0392b", "scd, gumbel": "#e67e22", "sjd": "#2980b9", "scd, re
           "scd, refresh=eagle": "#16a085", "scd, refresh=block": "#1abc9c", "scd, refresh=model, layers=4": "#af7ac5",
           "scd, start=model": "#7f8c8d", "scd, start=eagle": "#5d6d7e", "scd, start=block": "#aab7b8",
           "table": "#27ae60", "recycle": "#95a5a6", "draft": "#34495e", "eagle": "#d35400", "block": "#f1c40f",
-          "layer-skip": "#bdc3c7"}  # fmt: skip
+          "layer-skip": "#bdc3c7", "scd, refresh=outer": "#e91e63",
+          "scd, refresh=outer, passes=4, outer head": "#880e4f", "scd, refresh=outer, layers=4": "#f48fb1",
+          "scd, refresh=outer, layers=4, passes=2": "#4a148c"}  # fmt: skip
 Cell = tuple[float, float, float, int]
+HEAD = ", outer head"  # after a recipe that refreshes by the outer layers with a trained head
+ROW = re.compile(r"\| `([^`]+)`(, outer head)? \| ([\d.]+) \[([\d.]+), ([\d.]+)\] \| (\d+) \|")
 
 
 def measured(folder: Path) -> dict[str, Cell]:
@@ -35,6 +44,8 @@ def measured(folder: Path) -> dict[str, Cell]:
             sample = json.loads(line)
             samples[sample["recipe"]].append((sample["tokens"], sample["calls"]))
     rng, found = random.Random(0), {}
+    results = folder / "results.json"
+    drafter = results.is_file() and json.loads(results.read_text(encoding="utf-8"))["config"]["drafter"]
     for recipe, rows in samples.items():
         draws = []
         for _ in range(1000):
@@ -42,7 +53,9 @@ def measured(folder: Path) -> dict[str, Cell]:
             draws.append(sum(t for t, _ in chosen) / sum(c for _, c in chosen))
         draws.sort()
         value = sum(t for t, _ in rows) / sum(c for _, c in rows)
-        found[recipe] = value, draws[25], draws[974], len(rows)
+        knobs = parse(recipe).knobs
+        with_head = drafter and knobs.get("refresh") == "outer" and knobs["layers"] in (0, 2)
+        found[recipe + HEAD * bool(with_head)] = value, draws[25], draws[974], len(rows)
     return found
 
 
@@ -56,13 +69,25 @@ def merged(folders: str) -> dict[str, Cell]:
     return found
 
 
+def tables(file: Path) -> dict[str, dict[str, Cell]]:
+    """The tables of a Markdown file, by the name in the heading before each."""
+    found: dict[str, dict[str, Cell]] = {}
+    for part in file.read_text(encoding="utf-8").split("\n### `")[1:]:
+        rows = [match.groups() for match in map(ROW.match, part.splitlines()) if match]
+        found[part.split("`")[0]] = {r + (h or ""): (float(v), float(a), float(b), int(n)) for r, h, v, a, b, n in rows}
+    return found
+
+
 def family(recipe: str) -> tuple[str, int]:
     """The line of the figure that a recipe belongs to, and its window."""
-    parsed = parse(recipe)
-    names = ("coupling", "refresh", "start", "layers", "refreshed") if parsed.parts[0] in ("scd", "sjd") else ()
+    bare = recipe.removesuffix(HEAD)
+    parsed = parse(bare)
+    names = (
+        ("coupling", "refresh", "start", "layers", "refreshed", "passes") if parsed.parts[0] in ("scd", "sjd") else ()
+    )
     options = {name: parsed.knobs[name] for name in names if name in parsed.knobs}
     given = [f"{k}={v}" for k, v in options.items() if v not in ("maximal", "none", "auto", 0, 1)]
-    return ", ".join([parsed.parts[0], *given]).replace("coupling=", ""), parsed.window
+    return ", ".join([parsed.parts[0], *given]).replace("coupling=", "") + recipe[len(bare) :], parsed.window
 
 
 def panel(name: str, cells: dict[str, Cell], x0: int) -> list[str]:
@@ -100,13 +125,29 @@ def panel(name: str, cells: dict[str, Cell], x0: int) -> list[str]:
 
 
 def main() -> None:
+    if sys.argv[1].endswith(".md"):
+        found = tables(Path(sys.argv[1]))
+        draw({name: found[name] for name in sys.argv[2:]})
+        return
     groups = {Path(group.split(",")[0]).name: group for group in sys.argv[1:] if group != "--"}
     everything = {name: merged(group) for name, group in groups.items()}
     drawn = sys.argv[1:].index("--") if "--" in sys.argv else len(groups)
-    panels = dict(list(everything.items())[:drawn])
+    draw(dict(list(everything.items())[:drawn]))
+    for name, cells in everything.items():
+        print(f"\n### `{name}`\n\n| recipe | tokens per call | N |\n| --- | ---: | ---: |")
+        for recipe, (value, low, high, count) in cells.items():
+            bare = recipe.removesuffix(HEAD)
+            print(f"| `{bare}`{recipe[len(bare) :]} | {value:.2f} [{low:.2f}, {high:.2f}] | {count} |")
+
+
+def draw(panels: dict[str, dict[str, Cell]]) -> None:
+    """Writes figure.svg."""
     width = LEFT + len(panels) * (WIDTH + GAP)
+    titles = {family(recipe)[0] for cells in panels.values() for recipe in cells}
+    shown = [(title, color) for title, color in COLORS.items() if title in titles]
+    height = HEIGHT + 82 + 18 * -(-len(shown) // 6)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + 136}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         'font-size="12"><rect width="100%" height="100%" fill="white"/>'
     ]
     for i, (name, cells) in enumerate(panels.items()):
@@ -114,17 +155,12 @@ def main() -> None:
     parts.append(
         f'<text x="{width / 2}" y="{TOP + HEIGHT + 36}" text-anchor="middle">window (tokens in a target call)</text>'
     )
-    titles = {family(recipe)[0] for cells in panels.values() for recipe in cells}
-    for i, (title, color) in enumerate((t, c) for t, c in COLORS.items() if t in titles):
+    for i, (title, color) in enumerate(shown):
         x, y = LEFT + i % 6 * (width - LEFT) // 6, TOP + HEIGHT + 56 + i // 6 * 18
         parts.append(
             f'<path d="M{x} {y - 4}h18" stroke="{color}" stroke-width="3"/><text x="{x + 23}" y="{y}">{title}</text>'
         )
     Path("figure.svg").write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
-    for name, cells in everything.items():
-        print(f"\n### `{name}`\n\n| recipe | tokens per call | N |\n| --- | ---: | ---: |")
-        for recipe, (value, low, high, count) in cells.items():
-            print(f"| `{recipe}` | {value:.2f} [{low:.2f}, {high:.2f}] | {count} |")
 
 
 if __name__ == "__main__":

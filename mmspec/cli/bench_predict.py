@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,19 +118,26 @@ def _of_recipes(
 ) -> None:
     """Prints the predicted gain of recipes at the tokens per call that were measured."""
     from mmspec.metrics.bench.gpu.acceptance import drafts_without_network
+    from mmspec.metrics.bench.gpu.outer_passes import outer_seconds
     from mmspec.metrics.bench.gpu.prediction import predict
     from mmspec.metrics.bench.gpu.prediction_page import NOTE
 
-    windows = [(recipe.window, tokens) for recipe, tokens in measured.items()]
+    windows = [(one.recipe.window, tokens) for one, tokens in measured.items()]
+    refreshed = {one: one.passes for one in measured if one.passes is not None}
     found = list[dict[str, Any]]()
     for name, model in models.items():
         gains = predict(model, device, rows, windows).gains
         for count in rows:
             plain, *others = (gain for gain in gains if gain.rows == count)
-            for recipe, gain in zip(measured, others, strict=True):
+            asked = [(one.recipe.window, passes) for one, passes in refreshed.items()]
+            outer = dict(zip(refreshed, outer_seconds(model, device, count, asked) or [], strict=False))
+            for one, gain in zip(measured, others, strict=True):
+                whole = drafts_without_network(one.recipe) and (one in outer or one not in refreshed)
+                if one in outer:
+                    each = outer[one] / gain.tokens
+                    gain = replace(gain, seconds=each, speedup=plain.seconds / each)
                 seconds = {"seconds": gain.seconds * model.length, "plain_seconds": plain.seconds * model.length}
-                free = drafts_without_network(recipe)
-                found.append({"model": name, "recipe": str(recipe), **asdict(gain), **seconds, "whole_cost": free})
+                found.append({"model": name, "recipe": one.title, **asdict(gain), **seconds, "whole_cost": whole})
     record = {
         "schema_version": SCHEMA_VERSION,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -28,6 +28,7 @@ from mmspec.decoding.target import (
     ExitFeatureTarget,
     LayerFeatureTarget,
     PromptTarget,
+    RereadsWindows,
     SupportsTreeEarlyExit,
     cache_bytes,
     can_join,
@@ -161,6 +162,8 @@ class CUDAGraphTarget:
         self.can_reuse_updates = reuses_updates(target)
         if isinstance(target, PromptTarget):
             self.read_prompts = target.read_prompts
+        if isinstance(target, RereadsWindows):
+            self.reread = target.reread  # rows that have ended are dropped: `collect_layers` rules graphs out
         self._target = target
         self._keeps = graphs is not None
         self._graphs = graphs or GraphCache()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from mmspec.decoding.target import (
     FeatureTarget,
     LayerFeatureTarget,
     PaddedTarget,
+    RereadsWindows,
     SupportsTreeEarlyExit,
     Target,
     TreeTarget,
@@ -82,6 +84,8 @@ class ProcessedTarget:
         if isinstance(target, LayerFeatureTarget):
             self.fused_layers = target.fused_layers
             self.collect_layers, self.layer_features = target.collect_layers, target.layer_features
+        if isinstance(target, RereadsWindows):
+            self.reread = partial(self._reread, target)
         if isinstance(target, PaddedTarget):
             self.prompt_padding = target.prompt_padding
         self._processors = processors
@@ -95,18 +99,13 @@ class ProcessedTarget:
         return self._apply(self._target.prefill(), self._tokens[:, None, : int(self._before[0])], committed=1)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        slots = (self._before + at)[:, None] + np.arange(tokens.shape[1])
-        self._tokens.scatter_(1, self._index(slots), tokens)
         self._as_chain = True
-        longest = int(slots.max()) + 1
-        # The prefix of the logits after a token ends with that token.
-        prefix = slots[..., None] + np.arange(1 - longest, 1)
         logits = (
             self._target.forward(tokens, at)
             if early_exit is None
             else self._early_exit().forward(tokens, at, early_exit)
         )
-        return self._apply(logits, self._gather(self._tokens, prefix), committed=1)
+        return self._apply(logits, self._prefixes(tokens, at), committed=1)
 
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
@@ -182,6 +181,21 @@ class ProcessedTarget:
         self._entries = self._tokens[:, :0]
         self._before = put_host_rows(self._before, other._before, row_ids)
         join_targets(self._target, other._target, row_ids)
+
+    def _reread(
+        self, target: RereadsWindows, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit
+    ) -> Logits:
+        """See `mmspec.decoding.target.RereadsWindows`."""
+        return self._apply(target.reread(tokens, at, states, early_exit), self._prefixes(tokens, at), committed=1)
+
+    def _prefixes(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor:
+        """The prefix of each slot of a window, int64 [B, W, L], whose tokens are kept for later ones."""
+        slots = (self._before + at)[:, None] + np.arange(tokens.shape[1])
+        self._tokens.scatter_(1, self._index(slots), tokens)
+        longest = int(slots.max()) + 1
+        # The prefix of the logits after a token ends with that token.
+        prefix = slots[..., None] + np.arange(1 - longest, 1)
+        return self._gather(self._tokens, prefix)
 
     def _tree_target(self) -> TreeTarget:
         if not isinstance(self._target, TreeTarget):

@@ -278,6 +278,22 @@ class EarlyExit:
 
 
 @runtime_checkable
+class RereadsWindows(LayerFeatureTarget, Protocol):
+    """A target that reads its last window again with gradients, to train what replaces its inner layers."""
+
+    def reread(self, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit) -> Logits:
+        """As a call of the early exit, with gradients; the KV cache keeps what it has.
+
+        Args:
+            tokens: int64 [B, W].
+            at: Host int64 [B], the position of each row's first token.
+            states: [R, W, 2 * D], takes the place of `layer_features()`.
+            early_exit: With `reuse`.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsEarlyExit(Target, Protocol):
     """A target whose first layers can run alone.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from mmspec.hf.attention import refuse_flash_attention
 from mmspec.hf.decoder_layers import DecoderLayers, chosen_layers, count_layers, hooked_layers
 from mmspec.hf.fused_layers import can_fuse, fused_features
 from mmspec.hf.grouped_queries import folded_groups
-from mmspec.hf.slot_cache import SlotCache
+from mmspec.hf.slot_cache import SlotCache, SlotCopies
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rows import put_host_rows, put_rows
@@ -125,7 +126,7 @@ class CausalTarget:
         self._layer_features: Tensor | None = None
         self._prompts: Tensor | None = None  # embeddings of prompt tokens, [m, D]
         self.layers = count_layers(backbone.decoder)
-        self.can_reuse_updates = not isinstance(backbone.decoder, DecoderLayers)
+        self.can_reuse_updates = not isinstance(backbone.decoder, DecoderLayers) or backbone.decoder.plain_states
         self._early_exits: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._fuses = can_fuse(backbone.decoder)
 
@@ -347,6 +348,12 @@ class CausalTarget:
     def set_layer_features(self, states: Tensor) -> None:
         """See `mmspec.decoding.cuda_graphs.Capturable`."""
         self._layer_features = states
+
+    def reread(self, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit) -> Logits:
+        """See `mmspec.decoding.target.RereadsWindows`."""
+        other = copy(self)
+        other._cache, other._layer_features = SlotCopies(self._cache), states
+        return other.forward(tokens, at, early_exit)
 
     def _embed(self, tokens: Tensor, factor: int, at: NDArray[np.int64]) -> Tensor:
         """Embeddings [R, W, D] of tokens int64 [R, W, *cell] at positions `at`, host int64 [B, W]."""

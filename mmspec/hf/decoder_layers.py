@@ -38,14 +38,17 @@ class DecoderLayers(ABC):
         count: The number of layers.
         module: The module that they are part of, for decoders whose calls may be captured in CUDA graphs; or None. A
             call of them reads nothing else than that module, its arguments, and what their target has in `tensors`.
+        plain_states: Whether hidden states between layers have the width D of features.
     """
 
     module: nn.Module | None = None
+    plain_states = True
 
     def __init__(self, layers: Iterable[nn.Module], norm: Callable[[Tensor], Tensor]) -> None:
         self._layers = list(layers)
         self._norm = norm
         self.count = len(self._layers)
+        self._inputs: dict[int, Callable[[Tensor], Tensor]] = {}  # by place in `_layers`
 
     @abstractmethod
     def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
@@ -65,6 +68,12 @@ class DecoderLayers(ABC):
         part.count = len(part._layers)
         return part
 
+    def hooked(self, layers: Sequence[int], inputs: Mapping[int, Callable[[Tensor], Tensor]]) -> Self:
+        """As `only`, with functions that the inputs of some layers pass through; see `hooked_layers`."""
+        part = self.only(layers)
+        part._inputs = {layers.index(layer): of_input for layer, of_input in inputs.items()}
+        return part
+
     def __call__(
         self,
         inputs_embeds: Tensor,
@@ -74,8 +83,9 @@ class DecoderLayers(ABC):
         use_cache: bool,
     ) -> DecoderOutput:
         hidden, run = self.enter(inputs_embeds, attention_mask, position_ids, past_key_values)
-        for layer in self._layers:
-            hidden = run(layer, hidden)
+        for place, layer in enumerate(self._layers):
+            of_input = self._inputs.get(place)
+            hidden = run(layer, hidden if of_input is None else of_input(hidden))
         return DecoderOutput(self._norm(hidden))
 
 
@@ -117,10 +127,12 @@ def hooked_layers(
     that transformers installs to return hidden states stay in the model.
 
     Args:
-        decoder: A transformers decoder.
+        decoder: The decoder.
         layers: The layers that run, by index, ascending.
         inputs: By layer that runs: its input [R, W, D] to what it reads instead.
     """
+    if isinstance(decoder, DecoderLayers):
+        return decoder.hooked(layers, inputs)
     part: Any = chosen_layers(decoder, layers)
     name = _name_of_layers(part)
     assert name is not None, "count_layers is 0"

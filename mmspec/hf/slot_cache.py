@@ -133,3 +133,28 @@ class SlotCache(Cache):
         """Copies each row's slots `source` to its slots `target`, int64 [R, D] both, in all layers."""
         for layer in self.layers:
             layer.move(source, target)
+
+
+class _CopiedLayer(SlotLayer):
+    """A layer of `SlotCopies`."""
+
+    def __init__(self, window: WindowSlots, layer: SlotLayer) -> None:
+        super().__init__(window, layer.get_max_length())
+        self.keys, self.values, self.is_initialized = layer.keys, layer.values, layer.is_initialized
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.keys, Tensor) and isinstance(self.values, Tensor), "quantized caches have no gradients"
+        keys, values = self.keys.clone(), self.values.clone()
+        return self._window.write(keys, key_states), self._window.write(values, value_states)
+
+
+class SlotCopies(SlotCache):
+    """A cache that is read and written without a trace; see `mmspec.decoding.kv_cache.LayerCopies`.
+
+    Args:
+        cache: The other cache, after its first call.
+    """
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__(cache.capacity)
+        self.layers = [_CopiedLayer(self.window, layer) for layer in cache.layers]

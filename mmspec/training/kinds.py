@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.target import EarlyExit, ExitFeatureTarget, FeatureTarget, LayerFeatureTarget, PromptTarget
+from mmspec.decoding.target import (
+    EarlyExit,
+    ExitFeatureTarget,
+    FeatureTarget,
+    LayerFeatureTarget,
+    PromptTarget,
+    RereadsWindows,
+    reuses_updates,
+)
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.heads.block import BlockHead
@@ -44,7 +52,7 @@ from mmspec.training.objectives import (
     run_teacher,
 )
 from mmspec.training.one_step_objective import one_step_loss
-from mmspec.training.outer_objective import RereadsWindows, outer_losses
+from mmspec.training.outer_objective import outer_losses
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
 from mmspec.training.prompt_objective import PLACES, prompt_loss
 from mmspec.training.settings import TrainingSettings
@@ -166,7 +174,7 @@ def _new_block(sizes: HeadSizes, settings: TrainingSettings) -> BlockHead:
 
 
 def _new_outer(sizes: HeadSizes, settings: TrainingSettings) -> OuterHead:
-    if not isinstance(sizes.target, RereadsWindows):
+    if not (isinstance(sizes.target, RereadsWindows) and reuses_updates(sizes.target)):
         name = type(sizes.target).__name__
         raise ArgumentError(f"no drafter of kind 'outer' can be trained for this model: {name} rereads no windows")
     if sizes.target.layers < 3:
@@ -352,11 +360,16 @@ def mlp_width(dim: int) -> int:
 
 
 def _sizes(target: FeatureTarget, dim: int, layout: Layout, settings: TrainingSettings) -> HeadSizes:
-    heads = next(h for h in range(max(dim // 64, 1), 0, -1) if dim % (4 * h) == 0)
+    heads, hidden = head_sizes(dim)
     grid = isqrt(layout.length)
     square = settings.rotary == "auto" and layout.width == grid and grid * grid == layout.length
     theta, side = (100.0, grid) if square else (10000.0, None)
-    return HeadSizes(target, layout, dim, settings.hidden or mlp_width(dim), heads, theta, side)
+    return HeadSizes(target, layout, dim, settings.hidden or hidden, heads, theta, side)
+
+
+def head_sizes(dim: int) -> tuple[int, int]:
+    """The number of attention heads of a head on features of width `dim`, and the width of its MLP."""
+    return next(h for h in range(max(dim // 64, 1), 0, -1) if dim % (4 * h) == 0), mlp_width(dim)
 
 
 def layer_ids(model: Any) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.target import LayerFeatureTarget
+from mmspec.decoding.target import RereadsWindows
 from mmspec.decoding.window_policy import FixedWindow
 from mmspec.drafters.outer_layers import outer_layers
 from mmspec.engine import build_drafter
@@ -35,22 +35,6 @@ from mmspec.training.prepared import PreparedPrompts
 
 PASSES = 2  # while windows are decoded for training
 CALLS = 2  # target calls per update
-
-
-@runtime_checkable
-class RereadsWindows(LayerFeatureTarget, Protocol):
-    """A target that reads its last window again with gradients, to train what replaces its inner layers."""
-
-    def reread(self, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: Any) -> Logits:
-        """As a call of the early exit, with gradients; the KV cache keeps what it has.
-
-        Args:
-            tokens: int64 [B, W].
-            at: Host int64 [B], the position of each row's first token.
-            states: [R, W, 2 * D], takes the place of `layer_features()`.
-            early_exit: With `change`.
-        """
-        ...
 
 
 class WindowLosses:

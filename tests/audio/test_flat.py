@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,17 @@ from transformers import LogitsProcessor
 import mmspec
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
+from mmspec.drafters.outer_layers import OuterLayers
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.outer import OuterHead
 from mmspec.hf.generate import GenerateJob, prepare
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rejection import Verdict
 from mmspec.testing.adapters import check_samples, check_windows, joint_probs
+from mmspec.testing.exactness import compare_with_joint
 
 PROMPTS = torch.tensor([[0, 3, 4, 5], [6, 7, 12, 19]])
 RECIPES = [
@@ -147,6 +153,38 @@ def test_samples_follow_the_target_distribution() -> None:
     tokens = run(made.target(made.plan, 3), recipe, layout, [sampling] * rows, range(rows), resources).tokens
     counted = torch.bincount((tokens * 3 ** torch.arange(3, -1, -1)).sum(1), minlength=81)
     assert float((counted / rows - joint_probs(make, layout, sampling)).abs().sum() / 2) < found.limit
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_samples_refreshed_by_the_outer_layers_follow_it_too(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an outer head; in the broken twin drafts are tested against the q of before."""
+    model, layout, sampling = tiny.flat(vocab_size=3, layers=4, spread=0.5), Layout(4), SamplingParams(0.9)
+    recipe = parse("scd:window=4,start=left,refresh=outer,passes=2")
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        head = OuterHead(3, 32, 24, 2)
+        for p in head.parameters():
+            torch.nn.init.normal_(p, std=0.5)
+    if broken:
+        couple = OuterLayers.couple
+
+        def with_old_q(self: OuterLayers, verdict: Verdict, *rest: Any) -> tuple[Tensor, Tensor]:
+            return couple(self, verdict, *rest)[0], verdict.p
+
+        monkeypatch.setattr(OuterLayers, "couple", with_old_q)
+
+    def make(batch_size: int, window: int) -> Any:
+        job = guided_job(model, batch_size, 4, torch.tensor([[2, 1, 0, 2]]))
+        return job.target(job.plan, window)
+
+    def decode(seeds: Sequence[int]) -> Any:
+        target, resources = make(len(seeds), recipe.window), DraftResources(heads={"outer": head})
+        return run(target, recipe, layout, [sampling] * len(seeds), seeds, resources)
+
+    place = 3 ** torch.arange(3, -1, -1)
+    joint = joint_probs(make, layout, sampling)
+    found = compare_with_joint(joint, decode, lambda tokens: (tokens * place).sum(1), range(10000), 5000)
+    assert found.ok != broken and found.tokens_per_call > 1, found
 
 
 def test_stream_formats() -> None:

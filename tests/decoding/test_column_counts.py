@@ -11,7 +11,7 @@ from own_process import printed
 UPLOADS, WAITS = 1, 1
 PLAIN_UPLOADS, PLAIN_WAITS = 4, 2  # a step: positions; a check of its column, and whether that ends the row
 LAUNCHES = {
-    "musicgen": {"scd": 75, "sjd": 72, "recycle": 110, "draft": 44},
+    "musicgen": {"scd": 75, "sjd": 72, "recycle": 110, "draft": 50},
     "dia": {"scd": 117},
     "higgs": {"scd": 88},
     "higgs_v3": {"scd": 76},

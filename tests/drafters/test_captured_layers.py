@@ -147,7 +147,7 @@ def test_tokens_are_those_of_eager_calls(name: str, recipe: str, recordings: Rec
     count = recordings.count
     assert torch.equal(tokens(make, 1, recipe), wanted[1]) and recordings.count == count
     (kept,) = KeptGraphs.of(module)._free
-    kinds = {(part is not None, bool(layers)) for _, _, part, layers in kept.graphs._calls}
+    kinds = {(part is not None, bool(layers)) for _, _, layers, part in kept.graphs._calls}
     assert kinds == {(False, False), (False, True), *([(True, True)] if "outer" in recipe else [])}
 
 

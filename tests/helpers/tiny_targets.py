@@ -1,4 +1,4 @@
-"""Targets of two guided rows: a tiny LlamaGen, and a tiny Janus of transformers."""
+"""Targets of two rows: a tiny LlamaGen and a tiny Janus of transformers, both guided, and a tiny ImageGPT."""
 
 from __future__ import annotations
 
@@ -21,4 +21,11 @@ def llamagen(slack: int = 24, layers: int = 2) -> LlamaGenTarget:
 def causal(slack: int = 24, layers: int = 2) -> Any:
     model = CASES["janus"].model(num_hidden_layers=layers)
     job = job_of(model, arguments("janus", model, True))
+    return job.target(job.plan, slack)
+
+
+def one_by_one(slack: int = 24, layers: int = 2) -> Any:
+    """An ImageGPT, whose layers mmspec calls one by one."""
+    model = CASES["imagegpt"].model(n_layer=layers)
+    job = job_of(model, arguments("imagegpt", model, True))
     return job.target(job.plan, slack)

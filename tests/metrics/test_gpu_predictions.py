@@ -6,8 +6,10 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ from mmspec.metrics.bench.gpu.acceptance import read_acceptance
 from mmspec.metrics.bench.gpu.counting import Launch, Trace, fake_device, trace
 from mmspec.metrics.bench.gpu.devices import DEVICES
 from mmspec.metrics.bench.gpu.plan import tiny
-from mmspec.metrics.bench.gpu.prediction import between, predict, seconds_of, tokens_per_window
+from mmspec.metrics.bench.gpu.prediction import between, eager_seconds, predict, seconds_of, tokens_per_window
 from mmspec.metrics.bench.gpu.published import PUBLISHED
 
 H100 = DEVICES["h100"]
@@ -194,6 +196,39 @@ def test_recipes_at_their_measured_tokens_per_call(
         bench.write_text('{"rows": []}')
         assert main([*words[:-1], str(wrong)]) == 2 and message in capsys.readouterr().err
     assert main([*words, "-o", str(tmp_path / "page.html")]) == 2 and "must end in .json" in capsys.readouterr().err
+
+
+def test_a_refresh_by_the_outer_layers_costs_its_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Layers, passes and the outer head cost seconds; a model that cannot reuse its updates has a bound alone."""
+    models = {name: replace(model, layers=4) for name, model in tiny().models.items()}
+    small = {"hidden_size": 32, "ffn_dim": 32, "num_attention_heads": 4}
+    models["musicgen-large"] = replace(PUBLISHED["musicgen-large"], layers=4, length=16, arguments=small)
+    for name, model in models.items():
+        monkeypatch.setitem(PUBLISHED, name, model)
+    knobs = ("", ",layers=3", ",passes=2")
+    rows = [{"recipe": f"scd:window=4,refresh=outer{k}", "speed": {"tokens_per_call": {"value": 3.0}}} for k in knobs]
+    for folder, config in (("bare", {}), ("head", {"drafter": "head"})):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "results.json").write_text(json.dumps({"rows": rows, "config": config}))
+    words = f"bench predict -m {','.join(models)} --batch 1 --results {tmp_path / 'bare'},{tmp_path / 'head'} --json"
+    assert main(words.split()) == 0
+    found = json.loads(capsys.readouterr().out)["recipes"]
+    assert [row["whole_cost"] for row in found] == [True] * 10 + [False] * 5
+    for first in (0, 5):
+        one, three, twice, head, head_twice = (row["seconds"] for row in found[first : first + 5])
+        assert one < three < twice < head_twice and one < head
+    one, _, twice, *_ = (row["seconds"] for row in found)
+    # A second pass costs as much as the first one.
+    with fake_device() as device, torch.inference_mode():
+        target: Any = models["llamagen-b"].on(device, torch.bfloat16).target(1, 4)
+        target.collect_layers((1, 3))
+        at, tokens = np.array([0]), torch.zeros(1, 4, dtype=torch.int64, device=device)
+        target.forward(tokens, at)
+        whole = trace(lambda: target.forward(tokens, at))
+    alone = (eager_seconds(whole, H100) + between(H100, 4)) * models["llamagen-b"].length / 3
+    assert 2 * (one - alone) == pytest.approx(twice - alone, rel=0.02)
 
 
 def test_predicted_against_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

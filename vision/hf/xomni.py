@@ -97,6 +97,8 @@ class XOmniDecoder(DecoderLayers):
     The feature that tells images from texts goes from layer to layer after the hidden states.
     """
 
+    plain_states = False
+
     def __init__(self, model: XOmniForCausalLM) -> None:
         core, config = model.model, model.config
         super().__init__(core.layers, self._final_norm)

@@ -273,7 +273,7 @@ class LlamaGenTarget:
         self._layer_features = states
 
     def reread(self, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit) -> Logits:
-        """See `mmspec.training.outer_objective.RereadsWindows`."""
+        """See `mmspec.decoding.target.RereadsWindows`."""
         other = copy(self)
         other._cache, other._layer_features = LayerCopies(self._cache), states
         return other.forward(tokens, at, early_exit)

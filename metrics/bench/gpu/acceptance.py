@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mmspec.errors import ArgumentError
 from mmspec.knobs import RUNNERS
+from mmspec.metrics.bench.gpu.outer_passes import Passes
 from mmspec.metrics.bench.gpu.prediction import tokens_per_window
 from mmspec.recipes import Recipe, parse
 
 # Ways of drafting that run no network: tokens per call are all that they cost.
 WITHOUT_NETWORK = ("table", "tree-table", "recycle", "stand", "retrieval", "sjd", "scd")
 _STEPS = 40  # of the bisection
+
+
+@dataclass(frozen=True)
+class MeasuredRecipe:
+    """A row of a record.
+
+    Attributes:
+        recipe: The recipe.
+        outer_head: Whether its refresh by the outer layers used an outer head.
+    """
+
+    recipe: Recipe
+    outer_head: bool
+
+    @property
+    def title(self) -> str:
+        """The recipe, and whether it used an outer head."""
+        return f"{self.recipe} with an outer head" if self.outer_head else str(self.recipe)
+
+    @property
+    def passes(self) -> Passes | None:
+        """The passes of its refresh by the outer layers; None if it has none."""
+        knobs = self.recipe.knobs
+        if knobs.get("refresh") != "outer":
+            return None
+        return Passes(int(knobs["passes"]), int(knobs["layers"]) or 2, self.outer_head)
 
 
 def read_acceptance(text: str, recipe: str | None) -> list[float]:
@@ -35,7 +63,7 @@ def read_acceptance(text: str, recipe: str | None) -> list[float]:
     return rates
 
 
-def read_rows(folders: str) -> dict[Recipe, float]:
+def read_rows(folders: str) -> dict[MeasuredRecipe, float]:
     """The measured tokens per call of each recipe with drafts, in order; of equal recipes the first one counts.
 
     Recipes whose window or tree is chosen while decoding are left out: the width of their calls is not recorded.
@@ -46,16 +74,19 @@ def read_rows(folders: str) -> dict[Recipe, float]:
     Raises:
         ArgumentError: If one of them is no such folder or record, or if no recipe is left.
     """
-    found = dict[Recipe, float]()
+    found = dict[MeasuredRecipe, float]()
     for name in folders.split(","):
         path = Path(name)
         try:
             file = path / "results.json" if path.is_dir() else path
-            for row in json.loads(file.read_text(encoding="utf-8"))["rows"]:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            drafter = record.get("config", {}).get("drafter") is not None
+            for row in record["rows"]:
                 recipe = parse(row["recipe"])
                 tokens = row["speed"]["tokens_per_call"]["value"] if "speed" in row else row["tokens_per_call"]
                 if recipe.info.drafts and not (recipe.auto or recipe.auto_branch):
-                    found.setdefault(recipe, float(tokens))
+                    alone = recipe.knobs.get("refresh") == "outer" and recipe.knobs["layers"] in (0, 2)
+                    found.setdefault(MeasuredRecipe(recipe, drafter and alone), float(tokens))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArgumentError(
                 f"--results: '{name[:200]}' is neither a folder of mmspec eval nor a record of mmspec bench"

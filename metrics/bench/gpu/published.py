@@ -92,7 +92,7 @@ def published(name: str) -> PublishedModel:
 
 
 @contextmanager
-def _random_weights(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def random_weights(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """A context in which modules get small random weights on a device, without the models' own initialization."""
     with unset_fake_temporarily():
         from transformers import PreTrainedModel
@@ -109,7 +109,7 @@ def _random_weights(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 def llamagen(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> LlamaGenTransformer:
     """A LlamaGen of a published size with random weights."""
-    with _random_weights(device, dtype):
+    with random_weights(device, dtype):
         return LlamaGenTransformer(n_layer=layers, **model.arguments).eval()
 
 
@@ -147,7 +147,7 @@ def _flat(model: PublishedModel, layers: int, device: torch.device, dtype: torch
     family, name, codes = arguments.pop("family"), arguments.pop("decoder"), arguments.pop("codes")
     config = _class(family, "configuration", arguments.pop("config"))(num_hidden_layers=layers, **arguments)
     kind = _class(family, "modeling", name)
-    with _random_weights(device, dtype):
+    with random_weights(device, dtype):
         decoder = kind._from_config(config, attn_implementation="sdpa", dtype=dtype)
         embed = nn.Embedding(codes, config.hidden_size)
         head = nn.Linear(config.hidden_size, codes, bias=False)
@@ -163,7 +163,7 @@ def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: t
     config = _class("musicgen", "configuration", "MusicgenDecoderConfig")(num_hidden_layers=layers, **model.arguments)
     kind = _class("musicgen", "modeling", "MusicgenDecoder")
     books, width = config.num_codebooks, config.hidden_size
-    with _random_weights(device, dtype):
+    with random_weights(device, dtype):
         decoder = kind._from_config(config, attn_implementation="sdpa", dtype=dtype).eval()
         heads = nn.ModuleList(nn.Linear(width, config.vocab_size, bias=False) for _ in range(books))
 
@@ -188,7 +188,7 @@ def _cosmos(model: PublishedModel, layers: int, device: torch.device, dtype: tor
     from mmspec.vision.cosmos_ar.target import CosmosTarget
     from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
 
-    with _random_weights(device, dtype):
+    with random_weights(device, dtype):
         transformer = CosmosTransformer(n_layers=layers, **model.arguments).eval()
 
     def target(rows: int, slack: int) -> Capturable:
@@ -226,7 +226,7 @@ def _csm(model: PublishedModel, layers: int, device: torch.device, dtype: torch.
     config = _class("csm", "configuration", "CsmConfig")(num_hidden_layers=layers)
     deep = config.depth_decoder_config
     backbones, depths = (_class("csm", "modeling", name) for name in ("CsmBackboneModel", "CsmDepthDecoderModel"))
-    with _random_weights(device, dtype):
+    with random_weights(device, dtype):
         backbone = backbones._from_config(config, attn_implementation="sdpa", dtype=dtype)
         head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         depth = depths._from_config(deep, attn_implementation="sdpa", dtype=dtype).eval()
