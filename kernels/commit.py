@@ -40,15 +40,17 @@ def begin_window_reference(
 
 @kernel
 def _begin_window(
-    storage, rows, tokens, accepted, positions, iterations, limits, out, width, following, most, n,
+    storage, rows, tokens, accepted, positions, iterations, limits, out, width, cells, following, most, n,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     start = tl.load(positions + row * width)
-    inside = lanes < width
-    x = tl.load(tokens + row * width + lanes, mask=inside)
-    tl.store(storage + tl.load(rows + row) * most + start + lanes, x, mask=inside)
+    own = storage + (tl.load(rows + row) * most + start) * cells
+    for at in range(0, width * cells, BLOCK):
+        inside = at + lanes < width * cells
+        x = tl.load(tokens + row * width * cells + at + lanes, mask=inside)
+        tl.store(own + at + lanes, x, mask=inside)
     length = tl.minimum(start + tl.load(accepted + row) + 1, tl.load(limits + row))
     batch = n.to(tl.int64)
     tl.store(out + row, length - 1)
@@ -76,7 +78,8 @@ def begin_window(
     """Writes a window, and gives the numbers of the one after it.
 
     Args:
-        storage: int64 [rows, N], the tokens of all rows, contiguous; `tokens` are written to it at `positions`.
+        storage: int64 [rows, N], the tokens of all rows, contiguous; `tokens` are written to it at `positions`. With
+            columns it has one more axis, and so have `tokens`.
         rows: int64 [B], the row of `storage` of each row.
         tokens: int64 [B, W], the verified window.
         accepted: int64 [B], its accepted drafts; one more token is kept.
@@ -95,7 +98,7 @@ def begin_window(
     with launchable(storage):
         _begin_window[(len(positions),)](
             storage, rows.contiguous(), *(t.contiguous() for t in (tokens, accepted, positions, iterations, limits)),
-            out, tokens.shape[1], following, storage.shape[1], len(positions),
+            out, tokens.shape[1], tokens.shape[2:].numel(), following, storage.shape[1], len(positions),
             BLOCK=max(32, triton.next_power_of_2(max(tokens.shape[1], following))), num_warps=1,
         )  # fmt: skip
     return out

@@ -7,11 +7,14 @@ per slot; in the maximal coupling programs of slots that are committed exit at o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from mmspec.kernels.backend import chosen, launchable, operator
+from mmspec.kernels.forced_cells import ForcedTable, forced_cell, forced_cells_reference, forced_strides
 from mmspec.kernels.inverse_cdf import GROUP
 from mmspec.kernels.philox import gumbel_reference, gumbels
 from mmspec.kernels.residual import resample_reference, residual_sample, tiles
@@ -142,36 +145,44 @@ def _(*tensors: Tensor) -> Tensor:
     return tensors[11].new_empty(tensors[11].shape)
 
 
-def couple_by_noise(p: SoftmaxStats, seeds: Tensor, positions: Tensor) -> Tensor:
-    """The token of each slot with the largest log p plus noise, int64 [B, W].
+def couple_by_noise(
+    p: SoftmaxStats, seeds: Tensor, positions: Tensor, cells: int = 1, forced: ForcedTable | None = None
+) -> Tensor:
+    """The token of each slot with the largest log p plus noise, int64 [B, W * cells].
 
     Args:
-        p: The distributions [B, W].
+        p: The distributions [B, W * cells].
         seeds: int64 [B], of the noise, which is that of `mmspec.sampling.rng.CounterRNG.gumbel`.
         positions: int64 [B, W].
+        cells: Tokens of a position, which share its noise: token v of cell k takes number k * V + v.
+        forced: The forced cells; None if all are free.
     """
-    return couple_by_noise_op(*p.source(), seeds, positions)
+    return couple_by_noise_op(*p.source(), seeds, positions, cells, forced)
 
 
 @kernel
 def _couple_by_noise(
-    cond, uncond, allowed, floats, ints, seeds, positions, out, width, vocab,
+    cond, uncond, allowed, floats, ints, seeds, positions, forced, out, width, cells, vocab, forced_row, forced_last,
     slots, stride_row, stride_slot, stride_column,
-    GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
+    GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, FORCED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     source = (cond, uncond, allowed, floats, ints, slots, vocab, stride_row, stride_slot, stride_column)
     slot = tl.program_id(0).to(tl.int64)
-    seed, position = tl.load(seeds + slot // width), tl.load(positions + slot)
+    at, cell = slot // cells, slot % cells
+    row = at // width
+    seed, position = tl.load(seeds + row), tl.load(positions + at)
+    first = (cell * vocab).to(tl.int32)
     lanes = tl.arange(0, BLOCK)
     token, most = tl.full((), -1, tl.int32), float("-inf")
     for start in range(0, vocab, BLOCK):
         p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
-        noise = gumbels(seed, position, start + lanes)
+        noise = gumbels(seed, position, first + start + lanes)
         score = tl.where(p > 0, tl.log(tl.where(p > 0, p, 1.0)) + noise, float("-inf"))
         top = tl.max(score, 0)
         token = tl.where(top > most, start + tl.argmax(score, 0), token)
         most = tl.maximum(most, top)
-    tl.store(out + slot, token.to(tl.int64))
+    must = forced_cell((forced, forced_row, forced_last), row, position, cells, cell, FORCED)
+    tl.store(out + slot, tl.where(must >= 0, must, token.to(tl.int64)))
 
 
 @operator("mmspec::couple_by_noise", mutates_args=())
@@ -183,23 +194,29 @@ def couple_by_noise_op(
     ints: Tensor,
     seeds: Tensor,
     positions: Tensor,
+    cells: int,
+    forced: Tensor | None,
 ) -> Tensor:
     """`couple_by_noise` with plain tensors."""
+    vocab, (batch, width) = cond.shape[-1], positions.shape
     if chosen(cond) == "torch":
         p = SoftmaxStats(cond, uncond, allowed, floats, ints).dense(torch.float64)
-        return (p.log().float() + gumbel_reference(seeds[:, None], positions, p.shape[-1])).argmax(-1)
-    vocab, out = cond.shape[-1], positions.new_empty(positions.shape)
+        noise = gumbel_reference(seeds[:, None], positions, cells * vocab).view(batch, width * cells, vocab)
+        tokens, must = (p.log().float() + noise).argmax(-1), forced_cells_reference(forced, positions, cells)
+        return torch.where(must.flatten(1) >= 0, must.flatten(1), tokens)
+    out = positions.new_empty((batch, width * cells))
     block, _, many = tiles(vocab)
     with launchable(cond):
-        _couple_by_noise[(positions.numel(),)](
-            cond, uncond, allowed, floats, ints, seeds, positions.contiguous(), out, positions.shape[1], vocab,
-            cond.shape[1], *cond.stride(),
-            GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1, BLOCK=block,
-            num_warps=many,
+        _couple_by_noise[(out.numel(),)](
+            cond, uncond, allowed, floats, ints, seeds, positions.contiguous(), forced, out, width, cells, vocab,
+            *forced_strides(forced), cond.shape[1], *cond.stride(),
+            GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
+            FORCED=forced is not None, BLOCK=block, num_warps=many,
         )  # fmt: skip
     return out
 
 
 @couple_by_noise_op.register_fake
-def _(*tensors: Tensor) -> Tensor:
-    return tensors[-1].new_empty(tensors[-1].shape)
+def _(*given: Any) -> Tensor:
+    positions, cells = given[6:8]
+    return positions.new_empty((len(positions), positions.shape[1] * cells))

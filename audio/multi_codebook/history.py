@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,28 @@ from mmspec.sampling.mirrored import on_device, window_positions
 from mmspec.sampling.rows import put_rows
 
 NEVER = 2**40
+
+
+@dataclass(frozen=True)
+class EndRule:
+    """What cells are forced to by how many columns ago the first column with a marker was.
+
+    Attributes:
+        marker: A code.
+        searched: The number of cells in which it is searched, from the first.
+        codes: int64 [K, S]: the code of each cell s columns after the marker, -1 for none; S - 1 and more count as it.
+        first: The position of the first column that is searched.
+        latest: A position that counts as marked, unless one before it is; negative for none.
+        opening: int64 [N, K], the code of each cell by position, -1 for none; positions past the end count as the last.
+            None for none at all.
+    """
+
+    marker: int
+    searched: int
+    codes: Tensor
+    first: int = 0
+    latest: int = -1
+    opening: Tensor | None = None
 
 
 class ColumnHistory:
@@ -27,11 +51,33 @@ class ColumnHistory:
         self._before = before.shape[1]
         self._columns = F.pad(before, (0, 0, 0, room), value=-1)
 
+    @property
+    def cells(self) -> int:
+        """The number of cells of a column."""
+        return self._columns.shape[2]
+
     def write(self, tokens: Tensor, at: NDArray[np.int64]) -> None:
         """Writes columns int64 [B, W, K], the first of each row at its position `at` (host int64 [B])."""
         device = self._columns.device
         slots = on_device(window_positions(at, self._before, tokens.shape[1], device), device)
         self._columns.scatter_(1, slots[..., None].expand(tokens.shape), tokens)
+
+    def forced_after(self, tokens: Tensor | None, at: Tensor, count: int, rule: EndRule) -> Tensor:
+        """Writes columns, and gives the forced cells of those after them, int64 [B, W, K], -1 where a cell is free.
+
+        It is one launch, where the Triton kernels run.
+
+        Args:
+            tokens: int64 [B, W, C], as for `write`; None for nothing.
+            at: int64 [B] on the device, the position of the first of them.
+            count: W, the number of positions from `at + 1` on.
+            rule: What cells are forced to.
+        """
+        # Imported here: Triton may be missing.
+        from mmspec.kernels.column_rules import cells_after
+
+        searched = rule.marker, rule.searched, rule.first, rule.latest, rule.opening
+        return cells_after(self._columns, self._before, tokens, at, count, rule.codes, *searched)
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows only."""

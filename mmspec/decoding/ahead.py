@@ -181,7 +181,8 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
     layout = state.layout
     if state.device.type == "cpu" or choose(state.device.type) != "triton":
         return None
-    if layout.kind != "tokens" or layout.ends is not None or layout.stops is not None:
+    # The columns that end a row are found on the host, which gets them with their counts.
+    if layout.kind == "latents" or layout.stops is not None or (layout.ends is not None and layout.kind == "tokens"):
         return None
     if not (reads_ahead(target) and _has(sampler, "sample_ahead", "verify_ahead")):
         return None

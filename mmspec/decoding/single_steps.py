@@ -65,7 +65,8 @@ def decode_steps(
             has_prefilled = meter.calls[state.ids].any()
             logits = target.forward(tokens, state.length - 1) if has_prefilled else target.prefill()
             meter.clock.lap("target")
-        p, slot_draws = sampler(logits, positions[:, n : n + 1]), draws.slot(n)
+        slot_draws = draws.slot(n)
+        p = sampler(logits, slot_draws.positions)
         pending = None if ahead is None else ahead.sampler.sample_ahead(p, slot_draws)
         on_host = opened = None
         if ahead is None or pending is None:
@@ -90,8 +91,8 @@ def decode_steps(
         if not running:
             return False
         if (kept := drop_finished(state, target, drafter, sampler)) is not None:
-            draws.select_rows(kept)
-            positions, tokens, opened = positions[kept], tokens[kept], None
+            draws.select_rows(kept, state.device)
+            tokens, opened = tokens[kept], None
     return True
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.chain import ChainDrafter
+from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling
 from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
@@ -102,6 +103,8 @@ class Jacobi:
         if refresh is None:
             if isinstance(continuation, InitDrafter):
                 self._kernel = continuation.kernel
+            elif isinstance(continuation, ColumnInitDrafter):
+                self._kernel = continuation.kernel if outer_layers is None else None
             elif coupling is None and isinstance(continuation, StandDrafter):
                 self._kernel = continuation
         self._accepted, self._p = self._offset, torch.empty(0)

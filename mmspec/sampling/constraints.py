@@ -186,13 +186,17 @@ class ForcedCells:
             latest = self._latest = whole, self._on(device, whole)
         return latest[1][index]
 
-    def _on(self, device: torch.device, positions: NDArray[np.int64]) -> Tensor:
+    def table(self, device: torch.device) -> Tensor:
+        """The tokens on a device, which are copied there once; what kernels read."""
         if self._there is None or self._there.device != device:
-            self._there = copied(torch.from_numpy(self.tokens), device)
-        inside = on_device(positions, device).clamp(max=self.tokens.shape[-2] - 1)
+            self._there = copied(torch.from_numpy(np.ascontiguousarray(self.tokens)), device)
+        return self._there
+
+    def _on(self, device: torch.device, positions: NDArray[np.int64]) -> Tensor:
+        table, inside = self.table(device), on_device(positions, device).clamp(max=self.tokens.shape[-2] - 1)
         if self.batch_size is None:
-            return self._there[inside]
-        return self._there.gather(1, inside[..., None].expand(-1, -1, self.tokens.shape[-1]))
+            return table[inside]
+        return table.gather(1, inside[..., None].expand(-1, -1, self.tokens.shape[-1]))
 
     def put(self, tokens: Tensor, positions: NDArray[np.int64]) -> Tensor:
         """Columns int64 [B, W, K] with the forced cells of their positions in place."""

@@ -74,6 +74,14 @@ def couple_by_noise(p: Tensor, rng: CounterRNG, positions: NDArray[np.int64]) ->
     return (p.log() + rng.gumbel(positions, p.shape[-1])).argmax(-1)
 
 
+def couple_columns_by_noise(p: Tensor, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
+    """As `couple_by_noise` for columns: int64 [B, W, K] from p [B, W, K, V], with noise of its own for each cell."""
+    if has_torch_function((p,)):
+        return handle_torch_function(couple_columns_by_noise, (p,), p, rng, positions)
+    noise = rng.gumbel(positions, p.shape[2] * p.shape[3])
+    return (p.log() + noise.unflatten(-1, p.shape[2:])).argmax(-1)
+
+
 def first_reused(verdict: Verdict) -> int:
     """The first slot of the window that some row reuses, the one after its resampled token; at most the last slot."""
     return min(int(verdict.accepted.min()) + 1, verdict.p.shape[1] - 1)

@@ -26,10 +26,18 @@ from torch.utils._pytree import tree_map_only
 from mmspec.errors import ModelError
 from mmspec.kernels import coupling as coupling_kernels
 from mmspec.kernels import softmax_stats
+from mmspec.kernels.forced_cells import force_cells, forced_cells_reference
 from mmspec.kernels.fused_sampler import Settings, fused_sample
 from mmspec.kernels.residual import resample
 from mmspec.kernels.softmax_stats import LINE, SoftmaxStats, at, point_mass_stats, stats_of_probs
-from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally, first_reused
+from mmspec.sampling.constraints import ForcedCells
+from mmspec.sampling.coupling import (
+    couple_by_noise,
+    couple_columns_by_noise,
+    couple_fresh,
+    couple_maximally,
+    first_reused,
+)
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.rejection import (
@@ -62,6 +70,7 @@ class LazyProbs(Tensor):
     _dense: Tensor | None
     _valid: bool  # whether all are known to be distributions, so that no check needs to wait for the device
     _path: tuple[LazyProbs, Tensor] | None  # the distributions that these are some of, and which ones, see `along`
+    forced: tuple[ForcedCells, NDArray[np.int64]] | None  # of columns, with the positions; see `force`
 
     @staticmethod
     def of(logits: Logits, settings: Settings) -> LazyProbs:
@@ -84,6 +93,26 @@ class LazyProbs(Tensor):
         probs._path, probs._valid = (p, entries), p._valid
         return probs
 
+    def force(self, cells: ForcedCells, positions: NDArray[np.int64]) -> LazyProbs:
+        """These distributions of columns, whose logits no kernel has read yet, with point masses in forced cells.
+
+        Samples of forced cells are their ids, also those outside the vocabulary.
+
+        Args:
+            cells: The forced cells.
+            positions: Host int64 [B, W].
+        """
+        assert self._stats is None and self._path is None
+        self.forced = cells, positions
+        return self
+
+    def forced_table(self) -> tuple[Tensor, Tensor] | None:
+        """The forced cells and the positions, on the device; None if no cells are forced."""
+        if self.forced is None:
+            return None
+        cells, positions = self.forced
+        return cells.table(self.device), on_device(positions, self.device)
+
     def fused_sample(self, u: Tensor, drafts: Tensor | None = None) -> Tensor | None:
         """Reads the logits unless a kernel has done so, and samples tokens at `u` in the same launch.
 
@@ -95,6 +124,8 @@ class LazyProbs(Tensor):
         assert self._logits is not None and self._settings is not None
         fused = fused_sample(self._logits.cond, self._logits.uncond, self._settings, u.flatten(1), drafts)
         self._stats, self._u, self._samples = fused.stats.view(*u.shape), u, fused.tokens.view(u.shape)
+        if (known := self.forced_table()) is not None:
+            force_cells(*known, self._stats.floats, self._stats.ints, self._samples, self.shape[-1])
         self._logits = self._settings = None
         return fused.chance
 
@@ -118,7 +149,11 @@ class LazyProbs(Tensor):
             return self._samples
         # The residual of p and a point mass outside the vocabulary is p.
         nothing = point_mass_stats(self.stats, torch.full(u.shape, self.stats.shape[-1], device=u.device))
-        return resample(self.stats, nothing, torch.ones_like(u, dtype=torch.bool), u)
+        tokens = resample(self.stats, nothing, torch.ones_like(u, dtype=torch.bool), u)
+        if (known := self.forced_table()) is None:
+            return tokens
+        must = forced_cells_reference(*known, u.shape[-1])
+        return torch.where(must >= 0, must, tokens)
 
     def dense(self) -> Tensor:
         """The probabilities themselves."""
@@ -170,7 +205,7 @@ class _LazyResidual:
 def _empty(shape: Sequence[int], device: torch.device) -> LazyProbs:
     probs = Tensor._make_wrapper_subclass(LazyProbs, tuple(shape), dtype=torch.float32, device=device)
     probs._logits = probs._settings = probs._stats = probs._u = probs._samples = probs._dense = probs._path = None
-    probs._valid = False
+    probs._valid, probs.forced = False, None
     return probs
 
 
@@ -321,6 +356,15 @@ def _couple_by_noise(p: LazyProbs, rng: CounterRNG, positions: NDArray[np.int64]
     return checked(p, coupling_kernels.couple_by_noise(p.stats, seeds, on_device(positions, p.device)))
 
 
+def _couple_columns_by_noise(p: LazyProbs, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
+    """`mmspec.sampling.coupling.couple_columns_by_noise`, in one launch."""
+    (batch, width, cells), known = p.shape[:3], p.forced_table()
+    stats, table = p.stats.view(batch, width * cells), None if known is None else known[0]
+    there = on_device(positions, p.device)
+    tokens = coupling_kernels.couple_by_noise(stats, rng.device_seeds(), there, cells, table)
+    return checked(p, tokens.view(batch, width, cells))
+
+
 def rows_of(tokens: Tensor) -> Tensor:
     """Tokens [B, m] with those of a row next to each other, as kernels read them."""
     return tokens if tokens.stride(1) == 1 else tokens.contiguous()
@@ -407,6 +451,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     couple_fresh: _couple_fresh,
     couple_maximally: _couple_maximally,
     couple_by_noise: _couple_by_noise,
+    couple_columns_by_noise: _couple_columns_by_noise,
     ratio: _ratio,
     residual: _residual,
     log_probs: _log_probs,

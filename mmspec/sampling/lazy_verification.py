@@ -18,11 +18,12 @@ from mmspec.errors import ModelError
 from mmspec.kernels import columns as columns_kernel
 from mmspec.kernels.accept import BROKEN_DRAFT, Verified, verify_window
 from mmspec.kernels.rule import KernelRule
-from mmspec.kernels.softmax_stats import TOTAL, at
+from mmspec.kernels.softmax_stats import at
 from mmspec.sampling.acceptance import Accept, SupportsKernels
+from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.lazy_probs import FUNCTIONS, LazyProbs, checked, dense_of, rows_of, stats_of
 from mmspec.sampling.mirrored import Download, mirrored, on_device
-from mmspec.sampling.multi_codebook import MAX_SAMPLES, couple_columns, entries, verify_columns, with_resampled
+from mmspec.sampling.multi_codebook import MAX_SAMPLES, couple_columns, sample_columns, verify_columns
 from mmspec.sampling.rejection import INVALID, Draft, Verdict, ratio, sample, sampled, verify
 from mmspec.sampling.rng import WindowRNG
 
@@ -60,13 +61,14 @@ class PendingVerdict:
         """
         assert self._found is not None, "send() comes first"
         known, found = self.verdict, self._found.wait()
-        m, host = known.tokens.shape[1] - 1, found.numpy()
+        count, host = known.tokens[0].numel(), found.numpy()
         first, invalid = host[:, 0].astype(np.int64), host[:, 1]
         self._p._valid = not invalid.any()
         if not self._p._valid and (invalid & (1 | BROKEN_DRAFT)).any():
             raise ModelError(INVALID)
-        excess = None if self._exact else found[:, 3 + m :].contiguous().view(torch.float32)
-        accepted, tokens_on_host = mirrored(first, self._accepted), host[:, 2 : 3 + m].astype(np.int64)
+        excess = None if self._exact else found[:, 2 + count :].contiguous().view(torch.float32)
+        accepted = mirrored(first, self._accepted)
+        tokens_on_host = host[:, 2 : 2 + count].astype(np.int64).reshape(known.tokens.shape)
         return Verdict(
             known.tokens, accepted, known.p, known.draft, excess, tokens_on_host, known.coupled, known.coupled_p
         )
@@ -143,66 +145,56 @@ def _kernel_form(rule: SupportsKernels, device: torch.device) -> KernelRule:
     return rule.kernel_rule(device)
 
 
-def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, forced: Tensor | None) -> Verdict:
-    """`mmspec.sampling.multi_codebook.verify_columns`, in one kernel and one wait for the device."""
-    if rule is not ratio:
-        verdict = verify_columns(p.dense(), Draft(draft.tokens, dense_of(draft.q)), rule, rng, forced)
-        return Verdict(verdict.tokens, verdict.accepted, p, draft, verdict.excess)
-    device, (batch, width, cells) = p.device, p.shape[:3]
-    free = _all_free(batch, width, cells, device) if forced is None else forced < 0
-    numbers = rng.source.device_seeds(), on_device(rng.positions, device), on_device(rng.iteration, device)
+def column_numbers(rng: WindowRNG, device: torch.device) -> columns_kernel.ColumnNumbers:
+    """What a kernel computes the random numbers of a window from."""
+    there = (on_device(numbers, device) for numbers in (rng.positions, rng.iteration))
+    return columns_kernel.ColumnNumbers(rng.source.device_seeds(), *there)
+
+
+def launch_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
+    """`mmspec.sampling.multi_codebook.verify_columns`, in one launch; None where the kernel cannot verify."""
+    if not isinstance(p, LazyProbs) or rule is not ratio or p.shape[1] == 1:
+        return None
+    batch, width, cells = p.shape[:3]
     p_stats, q_stats = p.stats.view(batch, width * cells), stats_of(draft.q).view(batch, (width - 1) * cells)
-    x = entries(draft.tokens, p.shape[-1])
-    first, resampled = columns_kernel.verify_columns(p_stats, q_stats, x, free, *numbers, MAX_SAMPLES)
-    tokens = with_resampled(draft.tokens, first, resampled, forced)
-    # The row's next column has no distribution; a draft or any slot has none.
-    invalid = [(resampled < 0).any(1), *(stats.floats[..., TOTAL].isnan().any(1) for stats in (q_stats, p_stats))]
-    host = torch.cat([torch.stack([first, *invalid], dim=1), tokens.flatten(1)], dim=1).cpu().numpy()
-    if host[:, 1:3].any():
-        raise ModelError(INVALID)
-    p._valid = not host[:, 3].any()
-    on_host = np.ascontiguousarray(host[:, 4:]).reshape(batch, width, cells)
-    return Verdict(tokens, mirrored(host[:, 0].copy(), first), p, draft, on_host=on_host)
+    known, numbers = p.forced_table(), column_numbers(rng, p.device)
+    table = None if known is None else known[0]
+    verified = columns_kernel.verify_columns(p_stats, q_stats, draft.tokens, table, numbers, MAX_SAMPLES)
+    return PendingVerdict(verified, p, draft, KernelRule(), True)
 
 
-def _couple_columns(p: LazyProbs, draft: Draft, rng: WindowRNG) -> Tensor:
-    """`mmspec.sampling.multi_codebook.couple_columns`, in one kernel: each slot is a window of one draft.
-
-    The column after it, which the kernel samples where the draft is accepted, is not used. In place of the last slot's
-    draft is one that is always accepted, and the column after that one is the last slot's.
-    """
-    device, (batch, width, cells) = p.device, p.shape[:3]
-    slots, drafts, free, last = _slots_alone(batch, width, cells, device)
-    p_stats, q_stats = p.stats[:, slots].view(batch * width, 2 * cells), stats_of(draft.q).view(batch, width - 1, cells)
-    q_stats = q_stats[:, drafts].view(batch * width, cells)
-    x = entries(draft.tokens, p.shape[-1])[:, drafts]
-    positions, iteration = (on_device(n, device)[:, slots].view(-1, 2) for n in (rng.positions, rng.iteration))
-    seeds = rng.source.device_seeds()[:, None].expand(batch, width).reshape(-1)
-    kept, resampled = columns_kernel.verify_columns(
-        p_stats, q_stats, x.view(-1, 1, cells), free, seeds, positions, iteration, MAX_SAMPLES
-    )
-    keep = (kept.view(batch, width, 1) > 0) & ~last
-    return checked(p, torch.where(keep, draft.tokens[:, drafts], resampled.view(batch, width, cells)))
+def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, cells: ForcedCells | None) -> Verdict:
+    """`mmspec.sampling.multi_codebook.verify_columns`, in one launch and one wait for the device."""
+    pending = launch_columns(p, draft, rule, rng)
+    if pending is not None:
+        return pending.send().read()
+    verdict = verify_columns(p.dense(), Draft(draft.tokens, dense_of(draft.q)), rule, rng, cells)
+    return Verdict(verdict.tokens, verdict.accepted, p, draft, verdict.excess)
 
 
-@lru_cache(maxsize=16)
-def _all_free(batch: int, width: int, cells: int, device: torch.device) -> Tensor:
-    return torch.ones(batch, width, cells, dtype=torch.bool, device=device)
+def _couple_columns(p: LazyProbs, draft: Draft, rng: WindowRNG, accepted: NDArray[np.int64] | None = None) -> Tensor:
+    """`mmspec.sampling.multi_codebook.couple_columns`, in one launch."""
+    (batch, width, cells), known = p.shape[:3], p.forced_table()
+    return checked(p, columns_kernel.couple_columns(
+        p.stats.view(batch, width * cells), stats_of(draft.q).view(batch, (width - 1) * cells), draft.tokens,
+        None if known is None else known[0], column_numbers(rng, p.device), MAX_SAMPLES,
+        None if accepted is None else on_device(accepted, p.device),
+    ))  # fmt: skip
 
 
-@lru_cache(maxsize=16)
-def _slots_alone(batch: int, width: int, cells: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """How the slots of a window are windows of one draft each.
-
-    Returns:
-        int64 [W, 2], the slot of each draft and the slot after it; int64 [W], the drafts; bool [B * W, 2, K], the free
-        cells; bool [W, 1], which slot is the last.
-    """
-    slot = torch.arange(width, device=device)
-    after = (slot + 1).clamp(max=width - 1)
-    last = slot == width - 1
-    free = torch.stack([~last, torch.ones_like(last)], dim=1)[:, :, None].expand(width, 2, cells)
-    return torch.stack([slot, after], dim=1), slot.clamp(max=width - 2), free.repeat(batch, 1, 1), last[:, None]
+def _sample_columns(p: LazyProbs, rng: WindowRNG) -> Tensor:
+    """`mmspec.sampling.multi_codebook.sample_columns`, in one launch."""
+    (batch, width, cells), known = p.shape[:3], p.forced_table()
+    table, numbers = None if known is None else known[0], column_numbers(rng, p.device)
+    stats = p.stats.view(batch, width * cells)
+    return checked(p, columns_kernel.couple_columns(stats, None, None, table, numbers, MAX_SAMPLES))
 
 
-FUNCTIONS.update({verify: _verify, verify_columns: _verify_columns, couple_columns: _couple_columns})
+FUNCTIONS.update(
+    {
+        verify: _verify,
+        verify_columns: _verify_columns,
+        couple_columns: _couple_columns,
+        sample_columns: _sample_columns,
+    }
+)

@@ -14,12 +14,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.sampling.acceptance import Accept, PerCodebook
+from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.precision import widest
-from mmspec.sampling.rejection import Draft, Verdict, ratio, sample_many
+from mmspec.sampling.rejection import Draft, Verdict, ratio, sample, sample_many
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
 
 # Samples of one column after which the residual counts as empty, which by rounding it may be. The error in total
@@ -28,7 +30,7 @@ MAX_SAMPLES = 2**20
 _CHUNK = 2**12  # samples of one column at a time
 
 
-def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, forced: Tensor | None) -> Verdict:
+def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, cells: ForcedCells | None) -> Verdict:
     """`mmspec.sampling.sampler.ColumnSampler.verify` for m >= 1 drafts.
 
     Args:
@@ -36,11 +38,12 @@ def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, forced
         draft: m columns [B, m, K] and their q [B, m, K, V].
         rule: The acceptance rule of one cell; columns take the product, see `acceptance_probs`.
         rng: The random numbers of the window.
-        forced: int64 [B, m + 1, K], the tokens of forced cells, -1 where a cell is free; or None if all are.
+        cells: The forced cells, by position; None if all cells are free.
     """
     if has_torch_function((p,)):
-        return handle_torch_function(verify_columns, (p,), p, draft, rule, rng, forced)
+        return handle_torch_function(verify_columns, (p,), p, draft, rule, rng, cells)
     batch, m = len(p), p.shape[1] - 1
+    forced = None if cells is None else cells.on(p.device, rng.positions)
     free = None if forced is None else forced[:, :m] < 0
     accept = acceptance_probs(rule, p[:, :m], draft, free)
     first = (rng[ACCEPT][:, :m] < accept).long().cumprod(-1).sum(-1)
@@ -58,14 +61,21 @@ def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, forced
 def with_resampled(tokens: Tensor, first: Tensor, resampled: Tensor, forced: Tensor | None) -> Tensor:
     """Columns int64 [B, m + 1, K]: the drafts [B, m, K] with the resampled one [B, K] in slot `first`, int64 [B].
 
-    Forced cells are those of `forced`, see `verify_columns`.
+    `forced` int64 [B, m + 1, K] are the tokens of forced cells, -1 where a cell is free; None if all are.
     """
     tokens = torch.cat([tokens, resampled[:, None]], dim=1)
     tokens.scatter_(1, first[:, None, None].expand(-1, 1, tokens.shape[2]), resampled[:, None])
     return tokens if forced is None else torch.where(forced >= 0, forced, tokens)
 
 
-def couple_columns(p: Tensor, draft: Draft, rng: WindowRNG) -> Tensor:
+def sample_columns(p: Tensor, rng: WindowRNG) -> Tensor:
+    """Samples the columns int64 [B, W, K] of all slots of a window from p, float32 [B, W, K, V]."""
+    if has_torch_function((p,)):
+        return handle_torch_function(sample_columns, (p,), p, rng)
+    return sample(p, rng.uniforms(RESAMPLE, 0, p.shape[2]))
+
+
+def couple_columns(p: Tensor, draft: Draft, rng: WindowRNG, accepted: NDArray[np.int64] | None = None) -> Tensor:
     """Applies the exact acceptance test to every slot of a window, whose columns are int64 [B, m + 1, K] then.
 
     This is a maximal coupling of the joint distributions: no other keeps a draft column with a higher probability.
@@ -74,9 +84,11 @@ def couple_columns(p: Tensor, draft: Draft, rng: WindowRNG) -> Tensor:
         p: float32 [B, m + 1, K, V], the target distribution at every slot.
         draft: m columns. Forced cells are one-hot in p and q, so that their ratio is 1.
         rng: The random numbers of the window.
+        accepted: Host int64 [B], the accepted drafts. The columns up to the one after them are not used, and may be
+            any. None for 0.
     """
     if has_torch_function((p,)):
-        return handle_torch_function(couple_columns, (p,), p, draft, rng)
+        return handle_torch_function(couple_columns, (p,), p, draft, rng, accepted)
     batch, width = p.shape[:2]
     keep = rng[ACCEPT][:, : width - 1] < acceptance_probs(ratio, p[:, :-1], draft, None)
     # The last slot has no draft, so that its column is sampled from p itself.

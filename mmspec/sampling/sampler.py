@@ -19,7 +19,7 @@ from mmspec.kernels.backend import choose
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.multi_codebook import entries, verify_columns
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample, sample_draft, verify
@@ -149,6 +149,11 @@ class TokenSampler:
     def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
         """Tests a draft under probabilities [B, m + 1, V]; see `mmspec.sampling.rejection.verify`."""
         return verify(p, draft, rule, rng[ACCEPT], rng[RESAMPLE])
+
+    @property
+    def reads_positions(self) -> bool:
+        """Whether the distributions depend on positions."""
+        return self._guidance_ends or self.constraint is not None
 
     def sample_ahead(self, p: Tensor, rng: WindowRNG) -> PendingTokens | None:
         """As `sample`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
@@ -285,15 +290,48 @@ class ColumnSampler:
         """Probabilities float32 [B, W, K, V] from logits of this shape; a forced cell has all its mass on one entry."""
         width, codebooks = logits.cond.shape[1:3]
         flat = Logits(logits.cond.flatten(1, 2), None if logits.uncond is None else logits.uncond.flatten(1, 2))
-        p = self._cells(flat, positions.repeat(codebooks, axis=1)).unflatten(1, (width, codebooks))
-        cells = None if self.forced is None else self.forced.on(p.device, positions)
+        p = self._cells(flat, self._of_cells(positions, codebooks)).unflatten(1, (width, codebooks))
+        if self.forced is None:
+            return p
+        if type(p) is not Tensor:
+            from mmspec.sampling.lazy_probs import LazyProbs
+
+            assert isinstance(p, LazyProbs)
+            return p.force(self.forced, positions)
+        cells = self.forced.on(p.device, positions)
         return p if cells is None else point_mass(p, entries(cells, p.shape[-1]), 0, cells >= 0)
+
+    def _of_cells(self, positions: NDArray[np.int64], codebooks: int) -> NDArray[np.int64]:
+        """The position of each cell, with its copy on a device only where that is needed."""
+        of_cells = positions.repeat(codebooks, axis=1)
+        there = getattr(positions, "mirror", None)
+        if there is None or not self._cells.reads_positions:
+            return of_cells
+        return mirrored(np.asarray(of_cells), there.repeat_interleave(codebooks, 1))
 
     def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         """Samples columns int64 [B, W, K] from probabilities [B, W, K, V]."""
         u = rng.uniforms(stream, 0, p.shape[2])
         tokens = sample_draft(p, u) if stream == DRAFT else sample(p, u)
-        return tokens if self.forced is None else self.forced.put(tokens, rng.positions)
+        if self.forced is None or getattr(p, "forced", None) is not None:
+            return tokens
+        return self.forced.put(tokens, rng.positions)
+
+    def sample_ahead(self, p: Tensor, rng: WindowRNG) -> PendingTokens | None:
+        """As `sample`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
+        if type(p) is Tensor:
+            return None
+        from mmspec.sampling.lazy_verification import launch_sampling
+
+        return launch_sampling(p, rng.uniforms(RESAMPLE, 0, p.shape[2]))
+
+    def verify_ahead(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
+        """As `verify`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
+        if type(p) is Tensor:
+            return None
+        from mmspec.sampling.lazy_verification import launch_columns
+
+        return launch_columns(p, draft, rule, rng)
 
     def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
         """Tests the drafts from left to right; resamples the first rejected one, or samples the bonus column.
@@ -307,8 +345,7 @@ class ColumnSampler:
         """
         if p.shape[1] == 1:
             return Verdict(self.sample(p, rng), np.zeros(len(p), dtype=np.int64), p, draft)
-        cells = None if self.forced is None else self.forced.on(p.device, rng.positions)
-        return verify_columns(p, draft, rule, rng, cells)
+        return verify_columns(p, draft, rule, rng, self.forced)
 
 
 def keep_top_k(z: Tensor, k: Tensor, largest: int, inplace: bool = False) -> Tensor:

@@ -1,7 +1,8 @@
 """Prints what windows of columns cost outside of the model, as `window_counts.py` does for tokens.
 
 By model, recipe and batch, one entry for each window and for each single step: whether rows have just left, the width
-is new or a call was captured; and its launches, uploads and waits.
+is new or a call was captured; whether the next call was launched ahead; and its launches, uploads and waits, and how
+much the host launched between a wait and the next call of the model while the device had nothing to do.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import pytest
 import torch
 from counted_device import DEVICE, CountedColumns, counted_device
@@ -26,6 +28,8 @@ from mmspec.audio.models.higgs_v3.decoding import HiggsV3Target
 from mmspec.audio.models.moss_tts.decoding import MossTarget
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, triangles
 from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.audio.multi_codebook.history_target import HistoryTarget
+from mmspec.decoding import loop, single_steps
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
@@ -45,6 +49,7 @@ CASES = [
     ("musicgen", "plain", 4),
     ("musicgen", "scd:window=6", 1),
     ("musicgen", "scd:window=6", 4),
+    ("musicgen", "scd:window=6,coupling=gumbel", 4),
     ("musicgen", "sjd:window=6,start=random", 4),
     ("musicgen", "recycle:window=6", 4),
     ("musicgen", "draft:window=4", 4),
@@ -53,6 +58,15 @@ CASES = [
     ("higgs", "scd:window=6", 4),
     ("higgs_v3", "scd:window=6", 4),
     ("moss", "scd:window=6", 4),
+]
+AHEAD = [
+    ("musicgen", "plain"),
+    ("musicgen", "scd:window=6"),
+    ("musicgen", "draft:window=4"),
+    ("dia", "plain"),
+    ("dia", "scd:window=6"),
+    ("higgs_repeating", "scd:window=6"),
+    ("moss", "scd:window=6"),
 ]
 PARAMS = SamplingParams(0.9, top_k=8, top_p=0.95)
 
@@ -78,6 +92,10 @@ def higgs(inner: Any, rows: int, repetition: RepetitionLimit | None = None) -> A
     return HiggsTarget(inner, columns_before(rows), sampler, repetition, config)
 
 
+def higgs_repeating(inner: Any, rows: int) -> Any:
+    return higgs(inner, rows, RepetitionLimit(4, 2))
+
+
 def higgs_v3(inner: Any, rows: int) -> Any:
     return HiggsV3Target(inner, columns_before(rows, 1), BOOKS, VOCAB - 2)
 
@@ -91,13 +109,22 @@ MODELS: dict[str, tuple[Callable[[Any, int], Any], bool, int | None, Callable[[T
     "musicgen": (musicgen, True, None, None),
     "dia": (dia, True, VOCAB - 2, lambda columns: columns[..., 2] == VOCAB - 2),
     "higgs": (higgs, False, VOCAB - 1, lambda columns: (columns == VOCAB - 1).all(-1)),
+    "higgs_repeating": (higgs_repeating, False, VOCAB - 1, lambda columns: (columns == VOCAB - 1).all(-1)),
     "higgs_v3": (higgs_v3, False, VOCAB - 2, lambda columns: columns[..., 0] == VOCAB - 1),
     "moss": (moss, False, 1, lambda columns: columns[..., 0] == 2),
 }
 
 
-def windows(name: str, recipe: str, rows: int) -> dict[str, Any]:
-    """What each window and each single step of a decode costs, and its tokens."""
+def windows(name: str, recipe: str, rows: int, how: str = "") -> dict[str, Any]:
+    """What each window and each single step of a decode costs, and its tokens.
+
+    Args:
+        name: The model.
+        recipe: The recipe.
+        rows: B.
+        how: "after" if no call is launched before the host has read the last one; "failing" if every third of those
+            that are fails; "misread" if positions of columns are those of the host, which is wrong.
+    """
     make, guided, code, ends = MODELS[name]
     found: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
@@ -116,6 +143,7 @@ def windows(name: str, recipe: str, rows: int) -> dict[str, Any]:
         def costs() -> dict[str, Any]:
             launches = sum(counted.launches.values())
             numbers = {"launches": launches, "uploads": len(counted.uploads), "waits": len(counted.waits)}
+            numbers["idle"] = counted.idle
             return {**numbers, "names": dict(counted.launches), "which": [*counted.uploads, *counted.waits]}
 
         def counting(meter: Meter, verdict: Any, *rest: Any) -> None:
@@ -129,7 +157,7 @@ def windows(name: str, recipe: str, rows: int) -> dict[str, Any]:
             if len(widths) > known:
                 shape.append((before, widths[-1]))
                 new = shape[-1] != shape[-2] or setups() != captured or len(batch.state.ids) != before
-                found.append({"new": new, "width": widths[-1], **costs()})
+                found.append({"new": new, "ahead": batch._opened is not None, **costs()})
             return running
 
         def appending(state: BatchState, *rest: Any) -> Any:
@@ -139,7 +167,28 @@ def windows(name: str, recipe: str, rows: int) -> dict[str, Any]:
             counted.clear()
             return running
 
+        own, asked, after = CUDAGraphTarget.forward_ahead, [0], HistoryTarget._after
+        processed = HistoryTarget.forward_ahead
+
+        def processing(target: HistoryTarget, *window: Any) -> Any:
+            """Processors may launch the kernel that otherwise begins a verification; they follow the model's call."""
+            found = processed(target, *window)
+            counted.model_is_called()
+            return found
+
+        def refusing(target: CUDAGraphTarget, *window: Any) -> Any:
+            asked[0] += 1
+            return None if asked[0] % 3 == 0 else own(target, *window)
+
         with pytest.MonkeyPatch.context() as patch:
+            if how == "after":
+                for module in (loop, single_steps):
+                    patch.setattr(module, "parts_ahead", lambda *_: None)
+            elif how == "failing":
+                patch.setattr(CUDAGraphTarget, "forward_ahead", refusing)
+            elif how == "misread":
+                patch.setattr(HistoryTarget, "_after", lambda own, x, at, n: after(own, x, np.array(at), n))
+            patch.setattr(HistoryTarget, "forward_ahead", processing)
             patch.setattr(RunningBatch, "step", stepping)
             patch.setattr(Meter, "count", counting)
             patch.setattr(BatchState, "append", appending)
@@ -153,6 +202,12 @@ def main() -> None:
     """Prints all cases."""
     torch._C._set_only_lift_cpu_tensors(True)
     cases = {f"{name} {recipe} B={rows}": windows(name, recipe, rows) for name, recipe, rows in CASES}
+    for name, recipe in AHEAD:
+        cases[f"{name} {recipe} after"] = windows(name, recipe, 4, "after")
+    for name, recipe in (AHEAD[1], AHEAD[3], AHEAD[-1]):
+        cases[f"{name} {recipe} failing"] = windows(name, recipe, 4, "failing")
+    cases["dia scd:window=6 misread"] = windows("dia", "scd:window=6", 4, "misread")
+    cases["higgs_repeating scd:window=6 B=4"] = windows("higgs_repeating", "scd:window=6", 4)
     print(json.dumps(cases))
 
 

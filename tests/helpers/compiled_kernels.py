@@ -15,10 +15,14 @@ from triton.compiler import ASTSource, compile
 from mmspec.kernels import (
     accept,
     attention,
+    column_drafts,
+    column_rules,
     columns,
     commit,
     coupling,
     draft_tree,
+    end_channel,
+    forced_cells,
     fused_sampler,
     grow_tree,
     head_window,
@@ -49,7 +53,8 @@ POINTERS = {
     "children": "i64", "coupled": "i64",
     "draft_probs": "fp32", "accept_us": "fp32", "resample_us": "fp32", "tested": "i64", "path": "i64", "free": "i1",
     "resampled": "i64", "sampled": "i64", "found": "i32", "rows": "i64", "table": "i16",
-    "forced": "i64", "before": "i64", "before_floats": "fp32", "before_ints": "i32", "window": "i64",
+    "forced": "i64", "columns": "i64", "starts": "i64", "must": "i64", "flags": "i1",
+    "opening": "i64", "rule": "i64", "before": "i64", "before_floats": "fp32", "before_ints": "i32", "window": "i64",
     "qkv": "bf16", "cos": "fp32", "sin": "fp32", "keys": "bf16", "values": "bf16", "gate": "bf16", "up": "bf16",
     "places": "i64", "q": "bf16", "k": "bf16", "v": "bf16", "x": "bf16", "weight": "bf16",
     "mask": "bf16", "sums": "fp32", "tops": "fp32", "shares": "fp32", "storage": "i64",
@@ -57,7 +62,7 @@ POINTERS = {
     "before_place": "i64", "before_joints": "fp32", "c_tokens": "i64", "c_joints": "fp32",
     "c_parents": "i64", "place": "i64", "b_tokens": "i64", "b_joints": "fp32", "owners": "i64", "parents": "i64",
     "sees": "i8", "order": "i64", "depths": "i64", "after": "i64",
-    "before_window": "i64", "before_shares": "fp64", "before_probs": "fp32", "new_shares": "fp64", "starts": "i64",
+    "before_window": "i64", "before_shares": "fp64", "before_probs": "fp32", "new_shares": "fp64",
     "guesses": "i64", "last": "i64", "new_floats": "fp32", "new_ints": "i32",
     "norm": "bf16", "second": "bf16", "bias": "bf16", "q_weight": "bf16", "k_weight": "bf16",
     "v_weight": "bf16", "q_bias": "bf16", "k_bias": "bf16", "v_bias": "bf16",
@@ -100,7 +105,7 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
         kernels.append((coupling._couple_maximally, {**size, "out": "i64"}, 16))
         kernels.append((accept._verify_window, {**size, "RULE": 0, "NEAR": False, "NEIGHBORS": 1, "DIM": 1}, 16))
     kernels.append((softmax_stats._log_probs, {"BLOCK": softmax_stats._BLOCK, "out": "fp32"}, 4))
-    kernels.append((coupling._couple_by_noise, {"BLOCK": 8192, "out": "i64"}, 16))
+    kernels.append((coupling._couple_by_noise, {"BLOCK": 8192, "out": "i64", "FORCED": True}, 16))
     for init in range(5):
         more = {"INIT": init, "LINES": init > 0, "FORCED": True, "REUSES": True, "BLOCK": 32}
         kernels.append((token_init._draft_window, more, 1))
@@ -134,7 +139,18 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
     kernels.append((layers._rotate_halves_and_store, {"BLOCK": 1024, "out": "bf16"}, 4))
     kernels.append((layers._swiglu, {"BLOCK": 1024, "out": "bf16"}, 4))
     kernels.append((layers._rms_norm, {"BLOCK": 4096, "out": "bf16"}, 16))
-    return [*kernels, (columns._verify_columns, {"CELLS": 4, "BLOCK": 4096}, 8)]
+    for init in range(3):
+        of_columns: dict[str, Any] = {"INIT": init, "FORCED": True, "REUSES": True, "CELLS": 16, "BLOCK": 128}
+        kernels.append((column_drafts._draft_columns, of_columns | {"table": "i32"}, 1))
+    whole = {"WRITES": True, "ENDS": True, "OPENS": True, "READ": 16, "CELLS": 16, "BLOCK": 256, "out": "i64"}
+    kernels.append((column_rules._cells_after, whole, 4))
+    kernels.append((column_rules._forced_logits, {"BLOCK": 4096, "out": "fp32"}, 8))
+    kernels.append((end_channel._end_channel_logits, {"CUT": True, "BLOCK": 2048, "out": "fp32"}, 4))
+    kernels.append((column_drafts._recycle_columns, {"PLACE": 4, "CELLS": 16, "table": "i32"}, 1))
+    kernels.append((forced_cells._force_cells, {"BLOCK": 256}, 4))
+    shape = {"FORCED": True, "CELLS": 16, "BLOCK": 4096, "out": "i64"}
+    kernels.append((columns._couple_columns, shape | {"DRAFTED": True, "COUNTED": True}, 8))
+    return [*kernels, (columns._verify_columns, shape, 8)]
 
 
 def attention_variants(capability: int) -> list[tuple[Any, dict[str, Any], int]]:

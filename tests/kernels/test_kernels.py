@@ -40,6 +40,7 @@ import triton.language as tl
 
 from mmspec.kernels import (
     accept,
+    column_drafts,
     columns,
     commit,
     coupling,
@@ -657,11 +658,12 @@ def test_columns_are_the_core_s(
     cond, uncond = torch.randn(2, batch, m + 1, cells, vocab, device=device)
     positions = np.arange(5, 6 + m)[None] + np.arange(batch)[:, None]
     rng = CounterRNG(seeds, device).window(positions, 3)
-    forced, free = None, torch.ones(batch, m + 1, cells, dtype=torch.bool, device=device)
+    forced, known, free = None, None, torch.ones(batch, m + 1, cells, dtype=torch.bool, device=device)
     if with_forced:
         table = np.full((20, cells), -1)
         table[6::2, 0] = 1
         forced = ForcedCells(table)
+        known = forced.table(device)
         free = torch.from_numpy(table[positions] < 0).to(device)
     sampler = ColumnSampler([SamplingParams(0.8, max(vocab // 2, 1), guidance_scale=1.5)] * batch, forced, device)
     p = sampler(Logits(cond, uncond), positions)
@@ -674,15 +676,13 @@ def test_columns_are_the_core_s(
     flat = run_sampler(
         cond.flatten(1, 2), uncond.flatten(1, 2), scale=1.5, temperature=0.8, top_k=max(vocab // 2, 1)
     ).stats
-    keys, at = torch.tensor(seeds, device=device), torch.from_numpy(positions).to(device)
     iteration = torch.full((batch, m + 1), 3, device=device)
+    given = columns.ColumnNumbers(torch.tensor(seeds, device=device), torch.from_numpy(positions).to(device), iteration)
     for mode in ("triton", "torch"):
         monkeypatch.setenv("MMSPEC_KERNELS", mode)
-        accepted, column = columns.verify_columns(flat, found.stats, x, free, keys, at, iteration, MAX_SAMPLES)
-        assert accepted.tolist() == wanted.accepted.tolist()
-        row = torch.arange(batch)
-        resampled = wanted.tokens[row, wanted.accepted].masked_fill(~free[row, wanted.accepted], 0)
-        assert torch.equal(column, resampled)
+        verified = columns.verify_columns(flat, found.stats, x, known, given, MAX_SAMPLES)
+        assert verified.accepted.tolist() == wanted.accepted.tolist()
+        assert torch.equal(verified.tokens, wanted.tokens)
 
 
 @triton.jit
@@ -719,6 +719,7 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
     before = found[:, :2].source()
     source, shape = found.source(), Tree.branching((2,), torch.device("cpu"))
     plan = torch.zeros(3, 2, dtype=torch.int64), torch.tensor([0, 2])
+    places = drafts[:, 0], drafts + 1, drafts
     calls: list[tuple[Any, tuple[Any, ...]]] = [
         (philox.uniforms, (drafts[:, 0], drafts, drafts, 1, 2)),
         (philox.uniforms, (drafts[:, 0], drafts, drafts, 0, 1, drafts[:1])),
@@ -729,7 +730,7 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
             (*source, *before, drafts[:, :2], u, drafts, u, u, 0, 0.0, 0.0, 0, None, None, None),
         ),
         (coupling.couple_maximally_op, (*source, *before, drafts[:, :2], drafts, drafts, drafts[:, 0], u, u)),
-        (coupling.couple_by_noise_op, (*source, drafts[:, 0], drafts)),
+        (coupling.couple_by_noise_op, (*source, drafts[:, 0], drafts, 1, None)),
         (softmax_stats.log_probs, (*source, 2)),
         (
             token_init.draft_window_op,
@@ -745,8 +746,13 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
         ),
         (
             columns.verify_columns_op,
-            (*source, *found[:, :2].source(), x, active[..., None], drafts[:, 0], drafts, drafts, 9),
+            (*source, *found[:, :2].source(), x, None, drafts[:, 0], drafts, drafts, 9),
         ),
+        (
+            columns.couple_columns_op,
+            (*source, *found[:, :2].source(), x, None, drafts[:, 0], drafts, drafts, 9, drafts[:, 0]),
+        ),
+        (column_drafts.draft_columns_op, (drafts[..., None], drafts[:, 0], *places, 0, 11) + (None,) * 6),
     ]  # fmt: skip
     for op, arguments in calls:
         real = op(*arguments)

@@ -12,10 +12,14 @@ from mmspec.decoding.layout import Layout
 from mmspec.engine import run
 from mmspec.kernels import (
     accept,
+    column_drafts,
+    column_rules,
     columns,
     commit,
     coupling,
     draft_tree,
+    end_channel,
+    forced_cells,
     fused_sampler,
     grow_tree,
     head_window,
@@ -39,7 +43,10 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget
 
 KERNELS = [
-    accept._verify_window, columns._verify_columns, coupling._couple_by_noise, coupling._couple_maximally,
+    accept._verify_window, columns._verify_columns, columns._couple_columns, column_drafts._draft_columns,
+    column_drafts._recycle_columns, forced_cells._force_cells,
+    column_rules._cells_after, column_rules._forced_logits, end_channel._end_channel_logits,
+    coupling._couple_by_noise, coupling._couple_maximally,
     fused_sampler._fused_sample, philox._uniforms, residual._resample, softmax_stats._at, token_init._draft_window,
     tree._walk_tree, commit._begin_window, commit._reread_window, k_seq._verify_drafts, draft_tree._draft_tree,
     siblings._sample_siblings, recycle._recycle, stand._draft_stored, stand._store,

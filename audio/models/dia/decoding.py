@@ -33,7 +33,7 @@ from mmspec.audio.multi_codebook.decoding import (
     prompt_and_columns,
     refuse_logits_processors,
 )
-from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.audio.multi_codebook.history import ColumnHistory, EndRule
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
@@ -47,6 +47,7 @@ from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rows import put_rows
 
 DIA_PROCESSORS = (
     DiaClassifierFreeGuidanceLogitsProcessor,
@@ -252,6 +253,7 @@ class DiaTarget(HistoryTarget):
         self._end = int(config.decoder_config.eos_token_id)
         self._pad = int(config.decoder_config.pad_token_id)
         self._latest, self._last = latest, list(last)
+        self._flags: Tensor | None = None  # bool [B], `LatestColumn.is_end` of the rows, where kernels write it
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: they have the same guidance, and end at the same column."""
@@ -264,11 +266,41 @@ class DiaTarget(HistoryTarget):
     def select_rows(self, row_ids: list[int]) -> None:
         super().select_rows(row_ids)
         self._last = [self._last[row] for row in row_ids]
+        if self._flags is not None:
+            self._note(self._flags[row_ids])
 
     def join(self, other: DiaTarget, row_ids: list[int]) -> None:
         super().join(other, row_ids)
         joined = dict(enumerate(self._last)) | dict(zip(row_ids, other._last, strict=True))
         self._last = [joined[row] for row in range(len(joined))]
+        if self._flags is not None and other._flags is not None:
+            self._note(put_rows(self._flags, other._flags, row_ids))
+
+    def _note(self, flags: Tensor) -> None:
+        """Has kernels write to these flags, bool [B]."""
+        self._flags = flags
+        for row, last in enumerate(self._last):
+            last.is_end = flags[row]
+
+    def _rule(self) -> EndRule:
+        delays = self._delays[:, None]
+        since = torch.arange(int(delays.max()) + 2, device=self.device)
+        codes = torch.where(since == delays, self._end, torch.where(since > delays, self._pad, -1))
+        return EndRule(self._end, 1, codes, latest=max(self._latest, -1))
+
+    def _forced(self, logits: Logits, must: Tensor, at: NDArray[np.int64]) -> Logits:
+        # Imported here: Triton may be missing.
+        from mmspec.kernels.end_channel import end_channel_logits
+
+        if self._flags is None:
+            self._note(torch.zeros(len(must), dtype=torch.bool, device=self.device))
+        assert self._flags is not None
+        guidance = self._guidance
+        uncond = None if guidance is None else logits.uncond
+        scale, top_k = (0.0, 0) if guidance is None else (guidance.scale, guidance.top_k or 0)
+        there = on_device(at, self.device)
+        found = end_channel_logits(logits.cond, uncond, scale, top_k, self._end, must, there, self._latest, self._flags)
+        return Logits(found, None)
 
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
         z = logits.cond.float()

@@ -28,7 +28,7 @@ from mmspec.audio.multi_codebook.decoding import (
     prompt_and_columns,
     refuse_logits_processors,
 )
-from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.audio.multi_codebook.history import ColumnHistory, EndRule
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
@@ -40,7 +40,7 @@ from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.mirrored import on_device, window_positions
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 
@@ -231,12 +231,27 @@ class HiggsTarget(HistoryTarget):
         if self._sampler is not None and other._sampler is not None:
             self._sampler.join(other._sampler, row_ids)
 
+    def _rule(self) -> EndRule:
+        books = torch.arange(self._codebooks, device=self.device)
+        since = torch.arange(self._codebooks + 1, device=self.device)
+        return EndRule(self._end, self._codebooks, torch.where(since > books[:, None], self._end, -1))
+
+    def _forced(self, logits: Logits, must: Tensor, at: NDArray[np.int64]) -> Logits:
+        found = super()._forced(logits, must, at)
+        if self._repetition is None:
+            return found
+        positions = window_positions(at, 1, must.shape[1], self.device)
+        return self._sampled_again(found.cond, logits.cond.float(), positions)
+
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
         raw = logits.cond.float()
         code, books = torch.arange(self.vocab_size, device=raw.device), torch.arange(self._codebooks, device=raw.device)
         since = on_device(positions, raw.device) - self._history.first(self._end, self._codebooks, positions)
         ends = since[..., None] > books
-        z = raw.masked_fill(ends[..., None] & (code != self._end), -torch.inf)
+        return self._sampled_again(raw.masked_fill(ends[..., None] & (code != self._end), -torch.inf), raw, positions)
+
+    def _sampled_again(self, z: Tensor, raw: Tensor, positions: NDArray[np.int64]) -> Logits:
+        """The logits after repetition-aware sampling, of the processed and the raw ones, [B, W, K, V]."""
         if self._sampler is None or self._repetition is None:
             return Logits(z, None)
         width = z.shape[1]

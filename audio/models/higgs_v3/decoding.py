@@ -19,7 +19,7 @@ from mmspec.audio.models.higgs_v3.model import HiggsV3
 from mmspec.audio.multi_codebook.column_target import ColumnTarget
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, triangles
-from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.audio.multi_codebook.history import ColumnHistory, EndRule
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
@@ -104,11 +104,21 @@ class HiggsV3Target(HistoryTarget):
         self._codebooks, self._end = codebooks, end
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
+        if self._by_kernels:
+            return super().forward(tokens, at, early_exit)
         at, width = uploaded(at, self.device), tokens.shape[1]
         positions = window_positions(at, 1, width, self.device)
         may_end = on_device(positions, self.device) > self._codebooks
         self._history.write(torch.where(may_end, tokens[..., 0], -1)[..., None], at)
         return self._processed(self._inner.forward(tokens, at, early_exit), positions)
+
+    def _rule(self) -> EndRule:
+        codes = torch.full((self._codebooks, self._codebooks), -1, device=self.device)
+        codes[0, self._codebooks - 2] = self.vocab_size - 1
+        return EndRule(self._end, 1, codes, first=self._codebooks)
+
+    def _read(self, tokens: Tensor) -> Tensor:
+        return tokens[..., :1]
 
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
         z, ended = logits.cond.float(), self._history.first(self._end, 1, positions)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from transformers import Qwen3Config, Qwen3Model, TopKLogitsWarper, TopPLogitsWa
 from mmspec.audio.config_file import integer_in
 from mmspec.audio.multi_codebook.column_target import ColumnTarget
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
-from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.audio.multi_codebook.history import ColumnHistory, EndRule
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
@@ -35,6 +35,9 @@ from mmspec.hf.plan import position_ids_of
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from mmspec.kernels.fused_sampler import Settings
 
 GEN, DELAY, END = 0, 1, 2
 
@@ -207,6 +210,8 @@ class MossTarget(HistoryTarget):
     ) -> None:
         super().__init__(inner, history)
         self._sampling, self._text_temperature = sampling, text_temperature
+        self._cells = history.cells
+        self._by_columns: dict[tuple[int, bool], tuple[Settings, Tensor]] = {}
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: they are sampled with the same parameters."""
@@ -215,6 +220,59 @@ class MossTarget(HistoryTarget):
             and (other._sampling, other._text_temperature) == (self._sampling, self._text_temperature)
             and super().can_join(other)
         )
+
+    def _rule(self) -> EndRule:
+        # Cell 0 waits for the last codebook; codebook k is padding after the k-th column, and before its first frame.
+        cells = self._cells
+        book, since = torch.arange(cells - 1)[:, None], torch.arange(cells + 1)
+        text = torch.where(since >= cells - 1, END, DELAY).masked_fill_(since == 0, -1)
+        codes = torch.where(since > book, self.vocab_size - 1, -1)
+        opening = torch.where(torch.arange(cells - 1)[:, None] < book[:, 0], self.vocab_size - 1, -1)
+        opening = F.pad(opening, (1, 0), value=-1)
+        both = torch.cat([text[None], codes])
+        return EndRule(DELAY, 1, both.to(self.device), opening=opening.to(self.device))
+
+    def _forced(self, logits: Logits, must: Tensor, at: NDArray[np.int64]) -> Logits:
+        # Imported here: Triton may be missing.
+        from mmspec.kernels.column_rules import forced_logits
+        from mmspec.kernels.fused_sampler import fused_sample
+
+        shape, begins = logits.cond.shape, bool(np.asarray(at).max() < 0)
+        settings, u = self._settings(shape[0] * shape[1], begins)
+        stats = fused_sample(logits.cond.reshape(-1, 1, shape[-1]), None, settings, u).stats
+        return Logits(forced_logits(stats, must.view(-1, 1)).view(shape), None)
+
+    def _settings(self, columns: int, begins: bool) -> tuple[Settings, Tensor]:
+        """The sampling parameters of the cells of some columns, and random numbers of samples that are not used.
+
+        Args:
+            columns: The number of columns.
+            begins: Whether they are the first of their rows.
+        """
+        if (known := self._by_columns.get((columns, begins))) is not None:
+            return known
+        from mmspec.kernels.fused_sampler import Settings
+
+        s, codes, one = self._sampling, self._cells - 1, torch.ones(columns * self._cells, 1, device=self.device)
+        # The kinds of cells: codes, text, and the first text.
+        allowed = torch.ones(3, self.vocab_size, dtype=torch.bool)
+        allowed[0, -1] = allowed[2, DELAY] = False
+
+        def of_cells(text: float, code: float, dtype: torch.dtype) -> Tensor:
+            return torch.tensor([text, *[code] * codes], dtype=dtype).repeat(columns).to(self.device)
+
+        greedy = s.temperature == 0
+        temperature = (1.0, 1.0) if greedy else (self._text_temperature, s.temperature)
+        settings = Settings(
+            one,
+            of_cells(*temperature, torch.float32),
+            of_cells(0, s.top_k, torch.int32) if s.top_k and not greedy else None,
+            of_cells(1.0, s.top_p, torch.float32) if s.top_p < 1 and not greedy else None,
+            of_cells(2 if begins else 1, 0, torch.int32)[:, None].contiguous(),
+            allowed.to(self.device),
+        )
+        known = self._by_columns[columns, begins] = settings, torch.zeros_like(one)
+        return known
 
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
         """The logits [B, W, 1 + K, V] of the given positions, host int64 [B, W]."""

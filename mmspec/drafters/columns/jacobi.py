@@ -8,7 +8,7 @@ from mmspec.drafters.columns.token_init import (
     ColumnInit,
     ColumnInitDrafter,
     ColumnRecycle,
-    random_column,
+    RandomColumn,
     repeat_left,
 )
 from mmspec.drafters.jacobi import Jacobi
@@ -45,4 +45,4 @@ def _token_init(context: DraftingContext, name: str) -> ColumnInit | ColumnRecyc
     target = context.target
     if name == "recycle":
         return ColumnRecycle(context.batch_size, context.layout.cell[0], target.vocab_size, target.device)
-    return random_column(target.vocab_size) if name == "random" else repeat_left
+    return RandomColumn(target.vocab_size) if name == "random" else repeat_left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.kernels.backend import choose
 from mmspec.sampling.mirrored import on_device, part
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
@@ -26,9 +28,18 @@ def repeat_left(left: Tensor, u: Tensor) -> Tensor:
     return left
 
 
-def random_column(vocab_size: int) -> ColumnInit:
-    """An initialization with uniformly random columns."""
-    return lambda left, u: (u * vocab_size).long().clamp_(max=vocab_size - 1)
+@dataclass(frozen=True)
+class RandomColumn:
+    """An initialization with uniformly random columns.
+
+    Attributes:
+        vocab_size: V.
+    """
+
+    vocab_size: int
+
+    def __call__(self, left: Tensor, u: Tensor) -> Tensor:
+        return (u * self.vocab_size).long().clamp_(max=self.vocab_size - 1)
 
 
 class ColumnRecycle:
@@ -42,33 +53,109 @@ class ColumnRecycle:
         codebooks: K.
         vocab_size: V.
         device: Of the tokens.
+
+    Attributes:
+        table: int32 [B, K, V], the code after each code.
     """
 
     def __init__(self, batch_size: int, codebooks: int, vocab_size: int, device: torch.device) -> None:
         # An unseen token is followed by itself.
         itself = torch.arange(vocab_size, dtype=torch.int32, device=device)
-        self._next = itself.expand(batch_size, codebooks, -1).clone()
+        self.table = itself.expand(batch_size, codebooks, -1).clone()
+        self._stored: Tensor | None = None  # the distributions that `update` was called with last
 
     def __call__(self, left: Tensor, u: Tensor) -> Tensor:
-        return self._next.gather(2, left[..., None])[..., 0].long()
+        return self.table.gather(2, left[..., None])[..., 0].long()
 
     def update(self, verdict: Verdict, state: BatchState) -> None:
-        """Stores the most likely token of each slot; `state` still ends where the window began."""
-        if state.length.min() == 0:
-            return  # the first column has no left neighbor
+        """Stores the most likely token of each slot; `state` still ends where the window began.
+
+        What a window stores does not depend on how much of it was accepted, so that this is done before the host knows;
+        a second call for the same window does nothing.
+        """
         p = verdict.p
+        if p is self._stored or state.length.min() == 0:
+            return  # the first column has no left neighbor
+        self._stored = p
+        if type(p) is not Tensor and self.table.is_contiguous():
+            # Imported here: Triton may be missing.
+            from mmspec.kernels.column_drafts import recycle_columns
+            from mmspec.sampling.lazy_probs import LazyProbs
+
+            if isinstance(p, LazyProbs):
+                window = verdict.draft.window if p.shape[1] > 1 else state.last()
+                read = torch.cat([state.last(), verdict.draft.tokens], dim=1) if window is None else window
+                recycle_columns(read, p.stats.ints, self.table)
+                return
         left = state.last() if p.shape[1] == 1 else torch.cat([state.last(), verdict.draft.tokens], dim=1)
         # Slot by slot, so that if a token occurs twice the later slot wins.
         for before, dist in zip(entries(left, p.shape[-1]).unbind(1), p.unbind(1), strict=True):
-            self._next.scatter_(2, before[..., None], dist.argmax(-1, keepdim=True).int())
+            self.table.scatter_(2, before[..., None], dist.argmax(-1, keepdim=True).int())
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others."""
-        self._next = self._next[row_ids]
+        self.table = self.table[row_ids]
 
     def join(self, other: ColumnRecycle, row_ids: list[int]) -> None:
         """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
-        self._next = put_rows(self._next, other._next, row_ids)
+        self.table = put_rows(self.table, other.table, row_ids)
+
+
+@dataclass(frozen=True)
+class ColumnKernel:
+    """A `mmspec.drafters.kernel_drafts.WindowKernel` of columns: an initialization that a kernel knows.
+
+    Attributes:
+        kind: "left", "random" or "recycle".
+        recycle: Of "recycle".
+    """
+
+    kind: str
+    recycle: ColumnRecycle | None = None
+
+    def draft(
+        self,
+        state: BatchState,
+        draws: WindowRNG,
+        p: Tensor,
+        tokens: Tensor | None,
+        q: Tensor | None,
+        accepted: NDArray[np.int64],
+    ) -> Draft | None:
+        """See `mmspec.drafters.kernel_drafts.WindowKernel`."""
+        if choose(state.device.type) != "triton" or type(p) is Tensor:
+            return None
+        # Imported here: Triton may be missing.
+        from mmspec.kernels import column_drafts
+        from mmspec.kernels.token_init import Previous
+        from mmspec.sampling.lazy_probs import LazyProbs
+        from mmspec.sampling.lazy_verification import column_numbers
+
+        if not isinstance(p, LazyProbs) or not (q is None or isinstance(q, LazyProbs)):
+            return None
+        previous, stats = None, p.stats
+        if tokens is not None and q is not None:
+            stats = q.stats
+            previous = Previous(tokens, stats.floats, stats.ints, on_device(accepted, state.device))
+        forced = state.layout.forced
+        found = column_drafts.draft_columns(
+            *state.storage(), column_numbers(draws, state.device), KINDS.index(self.kind), p.shape[-1],
+            None if self.recycle is None else self.recycle.table,
+            None if forced is None else forced.table(state.device), previous,
+        )  # fmt: skip
+        drafted = LazyProbs.known(replace(stats, floats=found.floats, ints=found.ints))
+        return Draft(found.window[:, 1:], drafted, found.window)
+
+
+KINDS = "left", "random", "recycle"  # in the order of the kernel's numbers
+
+
+def column_kernel(init: object) -> ColumnKernel | None:
+    """The same initialization in the kernel; None if the kernel does not know it."""
+    if isinstance(init, ColumnRecycle):
+        return ColumnKernel("recycle", init)
+    kind = "left" if init is repeat_left else "random" if isinstance(init, RandomColumn) else None
+    return None if kind is None else ColumnKernel(kind)
 
 
 class ColumnInitDrafter:
@@ -83,8 +170,11 @@ class ColumnInitDrafter:
     def __init__(self, init: ColumnInit | ColumnRecycle) -> None:
         self._init = init
         self._recycle = init if isinstance(init, ColumnRecycle) else None
+        # Drafts whole windows where the Triton kernels run.
+        self.kernel: ColumnKernel | None = column_kernel(init)
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """See `mmspec.drafters.jacobi.ContinuationDrafter`; it does not need the counts."""
         if self._recycle is not None:
             self._recycle.update(verdict, state)
 
