@@ -192,9 +192,11 @@ def replay(
         spell = (time / step + phase) % EVERY < SPELL
         time += call * calls
         before = width
+        seconds = call * float(noisy.uniform(1 - noise, 1 + noise)) * (slow if spell else 1.0)
         if whole:
-            seconds = call * float(noisy.uniform(1 - noise, 1 + noise)) * (slow if spell else 1.0)
             policy.record(width, seconds, advanced if untied is None else untied, calls, advanced)
+        else:
+            policy.rest(width, seconds, calls)
         finished = lengths[running] >= tokens
         if finished.sum() * KEPT >= len(running):
             running = running[~finished]

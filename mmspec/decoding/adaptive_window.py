@@ -34,6 +34,9 @@ _LOSS_SHARE = 0.01  # of plain decoding's time, what drafts may lose; of the bes
 # single steps.
 _FIRST_PROBE_SHARE, _PROBE_SHARE, _PROBE_STEPS = 0.05, 0.005, 16.0
 _RESERVE = 0.05  # of plain decoding's time, what the best width may lose of that which drafts saved in earlier runs
+# The account of all runs: single steps that a new model may lose, the share of the tokens that it grows by, and the
+# share of a run that it may hold beyond them, or owe.
+_ACCOUNT, _GROWTH, _HELD = 8.0, 0.01, 0.12
 _CHANCES = 200  # steps of a table of chances to accept a draft
 _STEPS = 16  # consecutive single steps while drafting does not pay
 # Tokens per second that drafts must gain over single steps: in a batch more than these lose once the rows stand at
@@ -61,6 +64,11 @@ class AdaptiveWindow:
     paid, the best width may lose another 5 %, of what earlier runs saved: images often begin with a streak of rejected
     drafts.
 
+    That is reckoned call by call, from gains which a few unlucky rows of a batch end later than, and anew in each run.
+    So a run is also settled when it is over: with the calls that it took, those with fewer rows included, against one
+    step for each token. An account of all runs starts with 8 single steps and grows by 1 % of the tokens; after a run
+    that overdraws it, single steps follow until it has recovered: 12 runs at most.
+
     The rows of a batch advance together while drafts have not been shown to pay: single steps cost more once rows stand
     at different positions.
 
@@ -83,6 +91,9 @@ class AdaptiveWindow:
         self._credit = _PROBE_STEPS  # single steps that may be lost until widths are known
         self._saved = 0.0  # single steps that drafts saved in all runs before this one
         self._drafted, self._drafted_tokens = 0.0, 0.0
+        self._account = _ACCOUNT
+        self._rows, self._limit, self._length = 1, 1, 0
+        self._spent = self._rest = self._decoded = self._passed = 0.0
         self.begin(1)
 
     def begin(self, length: int, rows: int = 1, fixed: bool = True) -> None:
@@ -96,6 +107,7 @@ class AdaptiveWindow:
             fixed: Whether no row can end before that.
         """
         self._has_run = self._calls > 0
+        self._settle(length)
         self._rows = rows
         self._slowest_rates: dict[int, float] = {}
         saved = self._saved - self._balance * self.rate(1)
@@ -107,7 +119,8 @@ class AdaptiveWindow:
         # Sequences of single steps that were measured in this run; of a short one, such as a frame, those before count.
         self._fresh = 0 if length > _SHORT else _MIN_STEPS
         self._limit, self._length = length, length if fixed else 0
-        self._decoded = 0.0  # tokens of the slowest rows in this run
+        self._spent = self._rest = 0.0  # single steps that the calls of this run took, and those with fewer rows
+        self._decoded = self._passed = 0.0  # tokens of the slowest rows, and what they would be without other rows
         self._lost = 0.0  # seconds lost to exploration in this run
         self._drafted = self._drafted_tokens = 0.0  # seconds, and tokens, of this run's calls with drafts
         self._first = True  # whether no call of this run has been recorded
@@ -160,6 +173,8 @@ class AdaptiveWindow:
         self._setups = setups()
         if not self._knows_steps:
             return 1  # what drafts are compared with, and the cheapest call where they do not pay
+        if self._account <= 0:
+            return 1
         best = self.best
         # The first call of a run is not measured.
         for width in () if self._first or len(self.widths) == 1 else self._candidates(best):
@@ -182,7 +197,7 @@ class AdaptiveWindow:
 
     def settled(self) -> int:
         """The next width without exploration."""
-        return self.best if self._knows_steps else self.choose()
+        return self.best if self._knows_steps and self._account > 0 else self.choose()
 
     def together(self) -> bool:
         """Whether the rows of the next window should advance by the same number of tokens."""
@@ -210,6 +225,8 @@ class AdaptiveWindow:
         """
         advanced = gained if advanced is None else advanced
         self._decoded += advanced * calls
+        self._passed += gained * calls
+        self._spent += advanced * calls if setups() != self._setups else self._in_steps(width, seconds) * calls
         if setups() != self._setups:
             self._first = False
             return
@@ -243,6 +260,25 @@ class AdaptiveWindow:
             self._gained[width].append(gained)
         if fastest and width not in (1, best):
             self._lost += (seconds - advanced / fastest) * calls
+
+    def rest(self, width: int, seconds: float, calls: int = 1) -> None:
+        """Counts calls that are not recorded; see `mmspec.decoding.window_policy.WindowPolicy`."""
+        self._passed += fmean(self._gained[width] or (1.0,)) * calls if width > 1 else calls
+        self._rest += self._in_steps(width, seconds) * calls
+
+    def _in_steps(self, width: int, seconds: float) -> float:
+        """Single steps that a call took; what other processes take is left out."""
+        if width == 1 or not self._seconds[1]:
+            return 1.0
+        usual = (1 if self._seconds[width] else _SLOW) * self._cost(width)
+        return min(seconds, usual) / self._cost(1)
+
+    def _settle(self, length: int) -> None:
+        """Charges the account for the run before; of a batch that was left before its end, what is known of it."""
+        is_over = self._rows > 1 and self._length and self._passed >= self._length - 1
+        tokens = self._length - 1 if is_over else self._decoded
+        self._account += (1 + _GROWTH) * tokens - self._spent - (self._rest if is_over else 0)
+        self._account = min(max(self._account, -_HELD * length), _ACCOUNT + _HELD * length)
 
     def _slowest_rate(self, width: int) -> float:
         """Tokens per second at a width of the row that is expected to finish last, which a batch waits for."""

@@ -214,9 +214,11 @@ class RunningBatch:
             self._report()
         calls = meter.nfe - calls
         gained = (meter.tokens[slowest].sum() - tokens) / (meter.calls[slowest].sum() - row_calls)
-        if whole and not given_up:  # calls with fewer rows take less time, and cannot be compared
-            seconds = (self._clock() - start) / calls
+        seconds = (self._clock() - start) / calls
+        if whole and not given_up:
             policy.record(width, seconds, float(gained) if untied is None else untied, calls, float(gained))
+        else:  # calls with fewer rows take less time, and cannot be compared
+            policy.rest(width, seconds, calls)
         self.drop_finished()
         return bool(state.is_running.any())
 

@@ -45,6 +45,16 @@ class WindowPolicy(Protocol):
         """
         ...
 
+    def rest(self, width: int, seconds: float, calls: int = 1) -> None:
+        """Called after target calls that are not recorded: some of the rows have finished, or the time is not theirs.
+
+        Args:
+            width: The width of the window, or 1.
+            seconds: Wall-clock seconds per target call.
+            calls: The number of target calls.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class FixedWindow:
@@ -74,4 +84,7 @@ class FixedWindow:
         return False
 
     def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
+        pass
+
+    def rest(self, width: int, seconds: float, calls: int = 1) -> None:
         pass

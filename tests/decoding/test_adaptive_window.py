@@ -293,6 +293,30 @@ def test_rows_advance_together_until_drafts_have_been_shown_to_pay() -> None:
     assert not window.together()
 
 
+@pytest.mark.parametrize("late", [0, 60])
+def test_a_batch_that_ends_late_is_charged_when_it_is_over(late: int) -> None:
+    """Windows of 2 gain half a token more than they cost, but the last row needs `late` more of them."""
+    policy = AdaptiveWindow(2)
+
+    def widths() -> set[int]:
+        policy.begin(100, rows=8)
+        policy.record(1, 1.0, 1.0)  # the first call of a run is not measured
+        tokens, found = 2.0, set[int]()
+        while tokens < 100:
+            found.add(width := policy.choose())
+            calls, gained = (min(policy.steps(), int(100 - tokens)), 1.0) if width == 1 else (1, 2.0)
+            policy.record(width, 1.0 if width == 1 else 1.5, gained, calls)
+            tokens += calls * gained
+        for _ in range(late if 2 in found else 0):
+            policy.rest(2, 1.5)
+        return found
+
+    runs = [widths() for _ in range(2)]
+    assert 2 in runs[0] and (2 in runs[1]) == (not late)
+    later = [widths() for _ in range(13)]
+    assert any(2 in found for found in later), "it has recovered"
+
+
 class Together(AdaptiveWindow):
     """Always drafts, and lets the rows of a batch advance together."""
 

@@ -102,6 +102,8 @@ def simulate(
         before = width
         if whole:
             policy.record(width, call, float(mean), calls, float(advanced))
+        else:
+            policy.rest(width, call, calls)
         finished = lengths[running] >= length
         if finished.sum() * KEPT >= len(running):
             running = running[~finished]
