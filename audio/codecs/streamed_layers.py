@@ -111,6 +111,8 @@ def streamed(module: nn.Module, state: StreamState) -> Any:
             return StreamedTransposedConvolution(conv, state)
         return StreamedConvolution(conv, state) if conv.kernel_size[0] > 1 else conv
     twin = copy.copy(module)
+    if module._modules:
+        vars(twin).pop("forward", None)  # a hook's, such as accelerate's, which runs the original's layers
     twin._modules = {name: child and streamed(child, state) for name, child in module._modules.items()}
     return twin
 

@@ -173,7 +173,7 @@ class AdaptiveWindow:
         self._setups = setups()
         if not self._knows_steps:
             return 1  # what drafts are compared with, and the cheapest call where they do not pay
-        if self._account <= 0:
+        if self._is_overdrawn:
             return 1
         best = self.best
         # The first call of a run is not measured.
@@ -182,6 +182,11 @@ class AdaptiveWindow:
                 return width
         reserve = min(_RESERVE * max(self._length, self._decoded), self._saved) / self.rate(1)
         return best if best == 1 or self._balance <= self._allowed(1) + reserve else 1
+
+    @property
+    def _is_overdrawn(self) -> bool:
+        """Whether drafts have lost too much in earlier runs. One of a server may last for hours: it recovers there."""
+        return self._account + _GROWTH * max(0.0, self._decoded - self._limit) <= 0
 
     @property
     def _knows_steps(self) -> bool:
@@ -197,7 +202,7 @@ class AdaptiveWindow:
 
     def settled(self) -> int:
         """The next width without exploration."""
-        return self.best if self._knows_steps and self._account > 0 else self.choose()
+        return self.best if self._knows_steps and not self._is_overdrawn else self.choose()
 
     def together(self) -> bool:
         """Whether the rows of the next window should advance by the same number of tokens."""
@@ -276,7 +281,8 @@ class AdaptiveWindow:
     def _settle(self, length: int) -> None:
         """Charges the account for the run before; of a batch that was left before its end, what is known of it."""
         is_over = self._rows > 1 and self._length and self._passed >= self._length - 1
-        tokens = self._length - 1 if is_over else self._decoded
+        # Of rows that others have followed in the places of those that ended, as in a server, there are more.
+        tokens = max(self._length - 1, self._decoded) if is_over else self._decoded
         self._account += (1 + _GROWTH) * tokens - self._spent - (self._rest if is_over else 0)
         self._account = min(max(self._account, -_HELD * length), _ACCOUNT + _HELD * length)
 

@@ -163,7 +163,7 @@ class CUDAGraphTarget:
         if isinstance(target, PromptTarget):
             self.read_prompts = target.read_prompts
         if isinstance(target, RereadsWindows):
-            self.reread = target.reread  # rows that have ended are dropped: `collect_layers` rules graphs out
+            self.reread = partial(self._reread, target)
         self._target = target
         self._keeps = graphs is not None
         self._graphs = graphs or GraphCache()
@@ -193,10 +193,9 @@ class CUDAGraphTarget:
             return split_cfg(both, self._cfg_factor(early_exit) == 2)
         if early_exit is not None:
             self._exit_features = None
-            states = self.layer_features() if early_exit.reuse and self._states_width else None
             target = self._eager()
-            if states is not None:
-                target.set_layer_features(states)
+            if early_exit.reuse and self._states_width:
+                target.set_layer_features(self.layer_features())
             return target.forward(tokens, at, early_exit)
         logits = self._eager().forward(tokens, at)
         self._take_features()
@@ -302,6 +301,13 @@ class CUDAGraphTarget:
         found = self._states.get(self._index)
         assert found is not None, "nothing has been read yet"
         return found
+
+    def _reread(
+        self, target: RereadsWindows, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit
+    ) -> Logits:
+        """See `mmspec.decoding.target.RereadsWindows`; the target has to drop the rows that have ended."""
+        self._eager()
+        return target.reread(tokens, at, states, early_exit)
 
     def _take_features(self) -> None:
         """Takes the features of a call that was not captured."""
@@ -433,6 +439,8 @@ class CUDAGraphTarget:
         else:  # nothing will be captured, now or later
             self._graphs.tensors = None
         self._keeps = False
+        if self._states_width:  # the next early exit reads states of the latest captured call
+            self._target.set_layer_features(self.layer_features())
         self._states_width = 0
         self._widths.clear()
         if self.give_back is not None:

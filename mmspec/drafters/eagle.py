@@ -57,7 +57,7 @@ class EagleRunner:
         self._target = target
         if isinstance(head, Eagle3Head):
             assert isinstance(target, LayerFeatureTarget)
-            target.collect_layers(head.layers_of(target.layers, max(target.layers, *target.fused_layers)))
+            target.collect_layers(head.layers_of(target.layers, max((target.layers, *target.fused_layers))))
         self._sampler = HeadSampler(sampler, target)
         self._capacity = head.prefix + length + window
         self._started = self._guided = False

@@ -21,6 +21,7 @@ from mmspec.decoding.kept_graphs import ROUND, with_kept_graphs
 from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.target import EarlyExit, spread_layers
+from mmspec.errors import ArgumentError
 from mmspec.hf.attention import refuse_flash_attention
 from mmspec.hf.decoder_layers import DecoderLayers, chosen_layers, count_layers, hooked_layers
 from mmspec.hf.fused_layers import can_fuse, fused_features
@@ -335,9 +336,12 @@ class CausalTarget:
 
     @property
     def fused_layers(self) -> tuple[int, ...]:
-        return spread_layers(self.layers)
+        return spread_layers(self.layers) if self.can_reuse_updates else ()
 
     def collect_layers(self, layers: Sequence[int]) -> None:
+        if not self.can_reuse_updates:
+            name = type(self._backbone.decoder).__name__
+            raise ArgumentError(f"a drafter that reads states of layers is not possible here: {name} provides none")
         self._collected = tuple(layers)
 
     def layer_features(self) -> Tensor:

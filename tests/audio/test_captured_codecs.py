@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import tiny_codecs
 import torch
+from accelerate import dispatch_model
 from fake_targets import moved, problems
 from recorded_calls import Recordings
 from tiny_streams import CAUSAL, CODECS, OVERLAPPING, pushed, recorded_codecs, some_codes
@@ -65,6 +66,15 @@ def eager(recordings: Recordings, call: Callable[[], Tensor]) -> Tensor:
 def pieces(lengths: list[int]) -> list[int]:
     """What chunks are cut into."""
     return [size for n in lengths for size in [SIZES[0]] * (n // SIZES[0]) + [SIZES[1]] * (n % SIZES[0])]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_hooks_of_a_dispatched_codec_do_not_run_its_layers_without_their_state(name: str, tmp_path: Path) -> None:
+    codec = made(name, tmp_path)
+    codes = some_codes(codec, 9, rows=1)
+    wanted = audio(codec, codes, [2, 1, 6])
+    dispatch_model(codec._model, {"": "cpu"}, force_hooks=True)
+    assert torch.equal(audio(codec, codes, [2, 1, 6]), wanted)
 
 
 @pytest.mark.parametrize("name", CODECS)

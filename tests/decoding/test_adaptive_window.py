@@ -317,6 +317,46 @@ def test_a_batch_that_ends_late_is_charged_when_it_is_over(late: int) -> None:
     assert any(2 in found for found in later), "it has recovered"
 
 
+@pytest.mark.parametrize("lengths", [1, 10])
+def test_rows_that_follow_others_are_no_loss(lengths: int) -> None:
+    """In a server as many rows may be running for longer than each of them takes; drafts pay there."""
+    policy = AdaptiveWindow(2)
+
+    def widths() -> set[int]:
+        policy.begin(100, rows=8)
+        policy.record(1, 1.0, 1.0)
+        tokens, found = 2.0, set[int]()
+        while tokens < 100 * lengths:
+            found.add(width := policy.choose())
+            calls, gained = (policy.steps(), 1.0) if width == 1 else (1, 2.0)
+            policy.record(width, 1.0 if width == 1 else 1.5, gained, calls)
+            tokens += calls * gained
+        return found
+
+    assert all(2 in widths() for _ in range(4))
+
+
+def test_a_server_recovers_in_a_run_that_does_not_end() -> None:
+    policy = AdaptiveWindow(2)
+
+    def run_of(tokens: float, late: int = 0) -> int:
+        """Calls with drafts."""
+        policy.begin(100, rows=8)
+        policy.record(1, 1.0, 1.0)
+        found, done = 0, 2.0
+        while done < tokens:
+            width = policy.choose()
+            calls, gained = (policy.steps(), 1.0) if width == 1 else (1, 2.0)
+            policy.record(width, 1.0 if width == 1 else 1.5, gained, calls)
+            done, found = done + calls * gained, found + (width > 1)
+        for _ in range(late):
+            policy.rest(2, 1.5)
+        return found
+
+    assert run_of(100, late=60) and not run_of(100)
+    assert run_of(3000)
+
+
 class Together(AdaptiveWindow):
     """Always drafts, and lets the rows of a batch advance together."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_llamagen
 import torch
@@ -31,6 +32,7 @@ from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.outer import OuterHead
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.recipes import parse
+from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.llamagen.graph_cache import new_target
 
@@ -243,6 +245,38 @@ def test_a_part_that_cannot_be_captured_reads_the_states_of_captured_calls(
     found = CUDAGraphTarget.layer_features
     monkeypatch.setattr(CUDAGraphTarget, "layer_features", lambda target: found(target).roll(1, 1))
     assert not torch.equal(tokens(make, 0, OUTER), wanted), "the twin: states of another slot"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_window_is_read_again_after_rows_have_left(name: str, recordings: Recordings) -> None:
+    """With gradients, which a captured call has not; the next pass then reads the states of the call before."""
+    make, _ = MODELS[name]()
+    part = EarlyExit(LAYERS, True, skip=(1, 2), reuse=True)
+    rows, at = [0, 2, 3], np.array([0, 1, 0, 2])
+    window = torch.randint(V, (4, 3), generator=torch.Generator().manual_seed(4))
+
+    @torch.no_grad()
+    def found(is_on: bool) -> list[Logits]:
+        recordings.is_on = is_on
+        target = make(0)
+        target.collect_layers(part.gap)
+        target.prefill()
+        target.forward(window[:, :1], np.zeros(4, dtype=np.int64))
+        target.forward(window, at)
+        target.select_rows(rows)
+        again = window[rows].flip(1)
+        with torch.enable_grad():
+            states = target.layer_features().clone().requires_grad_()
+            reread = target.reread(again, at[rows], states, part)
+            reread.cond.sum().backward()
+        assert states.grad is not None and states.grad.any()
+        return [reread, target.forward(again, at[rows], part)]
+
+    wanted = found(False)
+    assert not recordings.count
+    for one, other in zip(found(True), wanted, strict=True):
+        assert torch.allclose(one.cond, other.cond, atol=1e-5) and torch.allclose(one.uncond, other.uncond, atol=1e-5)
+    assert recordings.count
 
 
 @pytest.mark.parametrize("make", [llamagen, causal])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from golden import GOLDEN, expected
 from safetensors.torch import load_file, save_file
+from tiny_targets import llamagen
 from torch import Tensor
 
 import mmspec.drafters.chain
@@ -249,3 +250,13 @@ def test_a_head_reads_the_same_in_decoding_as_in_training(recipe: str, monkeypat
         outputs = head.unroll(tokens[None].repeat(2, 1), hidden, 1)[0][:, -1:]
         expected_q = sampler(split_cfg(head.logits(outputs), True), np.array([[len(tokens)]]))[0, 0]
         assert (expected_q - q).abs().max() < 1e-4
+
+
+def test_a_model_of_two_layers_can_have_a_head() -> None:
+    """Such models have no usual layers for a head to be trained on."""
+    target = llamagen(layers=2)
+    assert not target.fused_layers
+    head = Eagle3Head(target.vocab_size, 32, 48, 4, 2, layer_ids=(0, 1, 2))
+    EagleRunner(head, target, TokenSampler([SETTING], None, target.device), 4, 3)
+    target.prefill()
+    assert target.layer_features().shape[-1] == 3 * 32

@@ -125,6 +125,16 @@ def test_samples_follow_the_enumerated_distribution() -> None:
     assert result.ok and result.tokens_per_call > 1 and not twin.ok, (result, twin)
 
 
+def test_states_of_layers_are_refused() -> None:
+    """They have the feature that tells images from texts, which no head expects."""
+    pipe = TransformersPipeline(tiny(), tokenizer())
+    job = pipe._generate_job(ImageRequest(["cat"], False, **SIZE), SamplingParams())
+    target = job.target(job.plan, 4)
+    assert target.fused_layers == ()
+    with pytest.raises(ArgumentError, match="reads states of layers is not possible here: XOmniDecoder"):
+        target.collect_layers((1, 2))
+
+
 def test_a_layer_for_images_that_reads_texts_gives_other_codes(pipe: Any) -> None:
     """The error that the golden numbers must notice: all layers change all positions."""
     pipe.model.config.num_mm_adap_layers = pipe.model.config.num_mm_head_layers = 0
