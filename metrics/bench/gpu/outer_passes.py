@@ -1,8 +1,7 @@
 """Predicted seconds of windows that are refreshed by the outer layers, from counted launches.
 
-On a CUDA device all calls of such a decode are launched one by one, those of the target too, since it keeps the states
-of some layers. A window costs a call that keeps them, and for every pass the outer layers, the outer head if there is
-one, and a sampler and a coupling, which are counted as all that lies between two calls.
+A window costs a captured call that keeps the states of some layers, and for every pass a captured call of the outer
+layers, with the outer head if there is one, and a few launches besides.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 import torch
 
 from mmspec.decoding.target import reuses_updates
@@ -21,12 +18,13 @@ from mmspec.drafters.outer_layers import outer_layers
 from mmspec.heads.outer import OuterHead
 from mmspec.metrics.bench.gpu.counting import Trace, fake_device, trace
 from mmspec.metrics.bench.gpu.devices import Device
-from mmspec.metrics.bench.gpu.prediction import WINDOW_LAUNCHES, between, eager_seconds
+from mmspec.metrics.bench.gpu.prediction import between, seconds_of
 from mmspec.metrics.bench.gpu.published import PublishedModel, random_weights
-from mmspec.sampling import mirrored
 from mmspec.training.kinds import head_sizes
 
 FEWEST = 3  # layers of a target with something between its outer ones
+PASS_LAUNCHES = 7  # of a pass besides its call: the window that is read again, and the coupling; counted as those of a
+# window are (`tests/decoding/test_window_counts.py`)
 
 
 @dataclass(frozen=True)
@@ -65,34 +63,33 @@ def outer_seconds(
         # All layers are equal: a model of `FEWEST` layers with two outer ones, and one more of each.
         whole = few.followed_by(more.without(few), model.layers - FEWEST)
         outer = few_outer.followed_by(more_outer.without(few_outer), passes.layers - 2)
-        one = eager_seconds(outer, device) + WINDOW_LAUNCHES * device.launch
-        found.append(eager_seconds(whole, device) + between(device, width) + passes.count * one)
+        one = seconds_of(outer, device) + PASS_LAUNCHES * device.kernel
+        found.append(seconds_of(whole, device) + between(device, width) + passes.count * one)
     return found
 
 
 def _calls(model: PublishedModel, rows: int, width: int, with_head: bool) -> list[tuple[Trace, Trace]] | None:
     """A call of the target that keeps states and a pass, of models of `FEWEST` layers and of one more."""
     found = []
-    middle = np.full(rows, model.length // 2)
-    # No memory of this machine is locked for a device that does not exist.
-    locked = patch.object(mirrored, "page_locked", lambda host, device: host)
-    with fake_device() as device, torch.inference_mode(), locked:
+    with fake_device() as device, torch.inference_mode():
         for more in (0, 1):
             made = model.on(device, torch.bfloat16, FEWEST + more)
             target: Any = made.target(rows, width)
             if made.depth is not None or target.cell or not reuses_updates(target):
                 return None
-            head: OuterHead | None = None
-            part = outer_layers(target, 2 + more, None)
-            target.collect_layers(part.gap)
-            tokens = torch.zeros(rows, width, dtype=torch.int64, device=device)
-            target.forward(tokens, middle)  # allocates the cache
+            read, count = target.rows * target.cfg_factor, 2 + more
+            end = min(model.prompt + model.length // 2, target.capacity)
+            tokens = torch.zeros(read, width, dtype=torch.int64, device=device)
+            slots = torch.arange(end - width, end, device=device).repeat(read, 1)
+            features = target.read(tokens, slots, end)[1]  # allocates the cache
+            dim, head = features.shape[-1], None
             if with_head:
-                dim = target.layer_features().shape[-1] // 2
                 heads, hidden = head_sizes(dim)
                 with random_weights(device, torch.bfloat16):
                     head = OuterHead(target.vocab_size, dim, hidden, heads)
-                part = outer_layers(target, 2 + more, head)
-            whole = trace(partial(target.forward, tokens, middle))
-            found.append((whole, trace(partial(target.forward, tokens, middle, part))))
+            part = outer_layers(target, count, head)
+            target.collect_layers(part.gap)
+            states = features.new_zeros(read, width, 2 * dim)
+            whole = partial(target.read, tokens, slots, end, states=states)
+            found.append((trace(whole), trace(partial(whole, part))))
     return found

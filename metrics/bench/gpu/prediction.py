@@ -22,6 +22,9 @@ from mmspec.metrics.bench.gpu.published import PublishedModel, StepModel
 # are estimated. The host issues so few while the device still runs the model.
 PLAIN_LAUNCHES, PLAIN_WAITS = 12, 1
 WINDOW_LAUNCHES, WINDOW_WAITS = 11, 1
+# Of a code of a frame without drafts besides its call, estimated: slots, a mask, the sampler. All codes are sampled in
+# one graph, without a wait (`sample_frame` of `mmspec.audio.depth.captured_depth`).
+CODE_LAUNCHES = 5
 WORTHWHILE = 1.1  # gains below this are not worth a window: they are within the noise of a measurement
 
 
@@ -152,9 +155,11 @@ def predict(
         by_width = {step.width: step.seconds for step in steps if step.rows == count}
         deep = {step.width: step.seconds for step in depth_steps if step.rows == count}
         plain = by_width[1] + between(device, 1)
-        frame = plain + model.depth_steps * (deep[1] + between(device, 1)) if deep else plain
+        frame = plain + model.depth_steps * (deep[1] + CODE_LAUNCHES * device.kernel) if deep else plain
         for width, tokens in windows:
-            if deep:  # windows along the depth of a frame
+            if deep and width == 1:
+                seconds = frame
+            elif deep:  # windows along the depth of a frame
                 seconds = plain + model.depth_steps / tokens * (deep[width] + between(device, width))
             else:
                 seconds = (by_width[width] + between(device, width)) / tokens
