@@ -185,7 +185,9 @@ class CUDAGraphTarget:
         if self._keeps and self._graphs.tensors is None and hasattr(self._target, "tensors"):
             self._graphs.tensors = self._target.tensors()
         self._take_features()
-        return logits
+        # Rows may leave before: a draft model is read where it is needed first.
+        live = self._live
+        return logits if live is None else Logits(*(None if each is None else each[live] for each in logits))
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         both = self._replay(tokens, at, part=early_exit)
@@ -311,9 +313,10 @@ class CUDAGraphTarget:
 
     def _take_features(self) -> None:
         """Takes the features of a call that was not captured."""
-        self._features.set(self._target.features())
+        index = slice(None) if self._index is None else self._index
+        self._features.set(self._target.features()[index])
         if self._collected:
-            self._like, self._states_width = self._target.layer_features(), 0
+            self._like, self._states_width = self._target.layer_features()[index], 0
             self._states.set(self._like)
 
     def _cfg_factor(self, early_exit: EarlyExit | None) -> int:

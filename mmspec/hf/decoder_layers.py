@@ -93,7 +93,7 @@ def count_layers(decoder: Any) -> int:
     """The number of a decoder's layers; 0 if its first layers cannot be run alone.
 
     They can for a `DecoderLayers` and for a module whose `layers` (GPT-2: `h`) run one after the other. A module whose
-    `forward` accelerate has replaced runs all its layers in any case.
+    `forward` accelerate has replaced runs all its layers in any case, as does one around a decoder, such as PEFT's.
     """
     if isinstance(decoder, DecoderLayers):
         return decoder.count
@@ -160,5 +160,6 @@ def _hooked(layer: nn.Module, of_input: Callable[[Tensor], Tensor]) -> nn.Module
 
 
 def _name_of_layers(decoder: Any) -> str | None:
-    """The attribute of a decoder that has its layers; None if there is none."""
-    return next((name for name in ("layers", "h") if isinstance(getattr(decoder, name, None), nn.ModuleList)), None)
+    """The submodule of a decoder that has its layers; None if there is none, as in a module that wraps a decoder."""
+    own = decoder._modules if isinstance(decoder, nn.Module) else {}
+    return next((name for name in ("layers", "h") if isinstance(own.get(name), nn.ModuleList)), None)

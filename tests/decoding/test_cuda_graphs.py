@@ -55,7 +55,7 @@ def agree(plain: Capturable, ours: CUDAGraphTarget, vocab_size: int) -> None:
 
     for at, width in (([0, 0, 0], 1), ([1, 1, 1], 4), ([4, 2, 3], 3), ([5, 5, 4], 4), ([9, 5, 7], 2)):
         check([0, 1, 2], at, width)
-    assert {width for width, *_ in calls} == {1, 4, 2} and {part is None for _, _, part, _ in calls} == {
+    assert {width for width, *_ in calls} == {1, 4, 2} and {part is None for *_, part in calls} == {
         True,
         False,
     }  # the window of 3 used the call of 4
@@ -148,6 +148,17 @@ def test_generate_gives_the_tokens_of_eager_mode(device: torch.device, monkeypat
     monkeypatch.setattr(kept_graphs, "CUDAGraphTarget", capture)
     assert torch.equal(generate(model, **call), wanted)
     assert made and made[0]._graphs._calls
+
+
+def test_the_prefill_is_that_of_the_rows_that_are_left(device: torch.device) -> None:
+    plain, ours = llama_target(device), CUDAGraphTarget(llama_target(device))
+    for target in (plain, ours):
+        target.select_rows([2, 0])
+    for one, other in zip(plain.prefill(), ours.prefill(), strict=True):
+        assert one is not None and other is not None and torch.allclose(one, other, atol=1e-5)
+    assert torch.allclose(plain.features(), ours.features(), atol=1e-5)
+    window, at = torch.tensor([[3, 4], [5, 6]], device=device), np.array([0, 0])
+    assert torch.allclose(plain.forward(window, at).cond, ours.forward(window, at).cond, atol=1e-4)
 
 
 def test_images_reuse_the_graphs_of_earlier_ones(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

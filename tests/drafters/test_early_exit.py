@@ -166,6 +166,39 @@ def test_targets_without_early_exit_are_refused() -> None:
         parse("scd:layers=2")
 
 
+class Around(nn.Module):
+    """A module around a decoder that has its attributes, as those of PEFT."""
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self.base = decoder
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.base, name)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.base(**inputs)
+
+
+def test_a_module_around_a_decoder_gives_states_but_exits_not_early() -> None:
+    """Layers that are taken from it would not run, and states that are taken from them would be missing."""
+    model = CASES["emu3"].model()
+    found = list[Tensor]()
+    for decoder in (model.model.text_model, Around(model.model.text_model)):
+        job = job_of(model, arguments("emu3", model, True))
+        target = job.target(job.plan, 3)
+        target._backbone = replace(target.backbone, decoder=decoder)
+        target.layers = count_layers(decoder)
+        target.collect_layers((0, 1))
+        with torch.no_grad():
+            target.prefill()
+        found.append(target.layer_features())
+    assert target.layers == 0 and torch.equal(*found)
+
+
 def test_an_early_exit_that_writes_the_wrong_slots_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = LlamaGenTarget.forward
 
