@@ -86,19 +86,20 @@ def gumbels(seed, position, columns):
 
 @kernel
 def _uniforms(
-    out, seeds, positions, iterations, indices, first, count, width, slots, indices_row,
+    out, seeds, positions, iterations, indices, first, count, width, slots, positions_row, iterations_row, indices_row,
     INDEXED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = slots.to(tl.int64) * count
     inside = at < total
     slot = at // count
-    seed = tl.load(seeds + slot // width, mask=inside, other=0)
-    position = tl.load(positions + slot, mask=inside, other=0)
-    iteration = tl.load(iterations + slot, mask=inside, other=0)
+    row, column = slot // width, slot % width
+    seed = tl.load(seeds + row, mask=inside, other=0)
+    position = tl.load(positions + row * positions_row + column, mask=inside, other=0)
+    iteration = tl.load(iterations + row * iterations_row + column, mask=inside, other=0)
     index = first + at % count
     if INDEXED:
-        index += tl.load(indices + slot // width * indices_row + slot % width, mask=inside, other=0)
+        index += tl.load(indices + row * indices_row + column, mask=inside, other=0)
     zero, one, two, three = words(seed, position, iteration, index * 0, index)
     tl.store(out + at, (zero >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
     tl.store(out + total + at, (one >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
@@ -125,20 +126,24 @@ def uniforms(
     """
     if chosen(positions) == "torch":
         return uniforms_reference(seeds, positions, iterations, first, count, indices)
-    slots = positions.numel()
+    slots, width = positions.numel(), positions.shape[1]
+    # Rows may lie at any distance, as those of one upload do.
+    positions, iterations = (t if width == 1 or t.stride(1) == 1 else t.contiguous() for t in (positions, iterations))
     out = torch.empty((4, *positions.shape, count), dtype=torch.float32, device=positions.device)
     with launchable(out):
         _uniforms[(triton.cdiv(slots * count, 256),)](
             out,
             seeds,
-            positions.contiguous(),
-            iterations.contiguous(),
+            positions,
+            iterations,
             None if indices is None else indices.contiguous(),
             first,
             count,
-            positions.shape[1],
+            width,
             slots,
-            0 if indices is None or len(indices) == 1 else positions.shape[1],
+            positions.stride(0),
+            iterations.stride(0),
+            0 if indices is None or len(indices) == 1 else width,
             INDEXED=indices is not None,
             BLOCK=256,
         )

@@ -16,7 +16,8 @@ import triton
 COUNTS = {
     "width", "slots", "q_slots", "m", "n", "group", "neighbors", "dimensions", "cells", "max_samples", "max_children",
     "height", "children_stride", "count", "first", "drafts_row", "drafted", "most", "line", "before_width",
-    "forced_row", "forced_last", "indices_row", "last_row", "scales_row", "kinds_row", "us_row",
+    "forced_row", "forced_last", "indices_row", "positions_row", "iterations_row", "last_row", "scales_row",
+    "kinds_row", "us_row",
     "entries_row", "table_row", "heads", "following", "chains", "batch",
     "previous", "total", "depth", "starts_row", "shift", "end", "nodes", "size",
     "sees_row", "sees_entry", "cache_row", "cache_head", "cache_slot",

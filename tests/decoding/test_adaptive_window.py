@@ -357,6 +357,8 @@ def test_a_server_recovers_in_a_run_that_does_not_end() -> None:
 
     assert run_of(100, late=60) and not run_of(100)
     assert run_of(3000)
+
+
 def test_ten_runs_of_a_batch_whose_drafts_do_not_pay_lose_at_most_3_percent_to_plain_decoding(root: Path) -> None:
     """Recorded gains of which a batch's last row tells too late: without an account of all runs 13 and 21 %."""
     spec = importlib.util.spec_from_file_location("example_replay", root / "examples/window_auto/replay.py")
