@@ -187,7 +187,9 @@ class CUDAGraphTarget:
         self._take_features()
         # Rows may leave before: a draft model is read where it is needed first.
         live = self._live
-        return logits if live is None else Logits(*(None if each is None else each[live] for each in logits))
+        if live is None:
+            return logits
+        return Logits(logits.cond[live], None if logits.uncond is None else logits.uncond[live])
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         both = self._replay(tokens, at, part=early_exit)

@@ -26,6 +26,7 @@ from mmspec.hf.attention import refuse_flash_attention
 from mmspec.hf.decoder_layers import DecoderLayers, chosen_layers, count_layers, hooked_layers
 from mmspec.hf.fused_layers import can_fuse, fused_features
 from mmspec.hf.grouped_queries import folded_groups
+from mmspec.hf.prompt_slots import at_places, extended, positions_by_slot
 from mmspec.hf.slot_cache import SlotCache, SlotCopies
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.mirrored import copied
@@ -116,7 +117,8 @@ class CausalTarget:
         self._visible = torch.cat(
             [F.pad(F.pad(p.mask, (t - p.mask.shape[1], 0)), (0, length + slack), value=True) for p in prompts]
         )
-        self._positions = torch.cat([positions_by_slot(p, t, length, slack) for p in prompts], dim=1)
+        positions = [positions_by_slot(p.positions, p.following, t, length, slack) for p in prompts]
+        self._positions = torch.cat(positions, dim=1)
         added = [prompt.added for prompt in prompts if prompt.added is not None]
         self._added = torch.cat(added) if added else None  # [R, n, D]
         self._first_slots = torch.full((len(self._visible),), t, device=self.device)  # int64 [R], after the prompts
@@ -233,7 +235,7 @@ class CausalTarget:
         embeds = self._backbone.embed(tokens)
         if self._added is not None:
             index = slots - self._first_slots[: len(slots), None]
-            embeds = embeds + _at(self._added, index.clamp(0, self._added.shape[1] - 1))
+            embeds = embeds + at_places(self._added, index.clamp(0, self._added.shape[1] - 1))
         self._cache.at_slots(slots, end)
         mask = self._causal_mask(slots, end, embeds.dtype)
         run = LayerRun(early_exit, self._collected, states)
@@ -364,7 +366,7 @@ class CausalTarget:
         embeds = embed_with_prompts(self._backbone.embed, self._prompts, tokens, self.vocab_size)
         if self._added is None:
             return embeds
-        return embeds + _at(self._added, self._repeat(factor, at).clamp(max=self._added.shape[1] - 1))
+        return embeds + at_places(self._added, self._repeat(factor, at).clamp(max=self._added.shape[1] - 1))
 
     def _read(self, embeds: Tensor, start: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Tensor:
         """Hidden states [R, W, D] of a window that begins at slots `start`, host int64 [B]."""
@@ -478,41 +480,6 @@ def with_cuda_graphs(target: CausalTarget) -> CausalTarget | CUDAGraphTarget:
     assert module is not None, "else it is dispatched"
     target.round_capacity(ROUND)
     return with_kept_graphs(target, module, [backbone.embed, backbone.head])
-
-
-def positions_by_slot(prompt: Prompt, slots: int, length: int, slack: int) -> Tensor:
-    """Position ids by slot, int64 [axes, B, slots + length + slack].
-
-    Slots past the end of the sequence repeat the last position. Their logits are not used, and position tables of some
-    models end there.
-
-    Args:
-        prompt: The prompts, T tokens wide.
-        slots: Slots of the prompt, at least T; the prompt fills the last T of them.
-        length: Tokens to generate.
-        slack: Slots after the end of the sequence.
-    """
-    following = prompt.following
-    if following is None:
-        count = torch.arange(1, length + 1, device=prompt.positions.device)
-        following = prompt.positions[..., -1:] + count
-    # The last token is never read, so its position is not needed.
-    known = torch.cat([prompt.positions, following[..., : length - 1]], dim=-1)
-    before = known.new_zeros(*known.shape[:2], slots - prompt.positions.shape[-1])
-    after = known[..., -1:].expand(-1, -1, slots + length + slack - before.shape[-1] - known.shape[-1])
-    return torch.cat([before, known, after], dim=-1)
-
-
-def _at(embeds: Tensor, index: Tensor) -> Tensor:
-    """Embeddings [R', W, D] at places int64 [R', W] of [R, n, D], where R' is at most R."""
-    return embeds[: len(index)].gather(1, index[..., None].expand(-1, -1, embeds.shape[2]))
-
-
-def extended(embeds: Tensor, length: int) -> Tensor:
-    """Embeddings [B, n, D] as [B, length, D]: the last is repeated."""
-    if embeds.shape[1] == length:  # in the same place, where graphs may read it
-        return embeds
-    return torch.cat([embeds, embeds[:, -1:].expand(-1, length - embeds.shape[1], -1)], dim=1)
 
 
 def slice_head(head: nn.Module, low: int, high: int) -> Callable[[Tensor], Tensor]:

@@ -190,6 +190,7 @@ def test_a_module_around_a_decoder_gives_states_but_exits_not_early() -> None:
     for decoder in (model.model.text_model, Around(model.model.text_model)):
         job = job_of(model, arguments("emu3", model, True))
         target = job.target(job.plan, 3)
+        assert isinstance(target, CausalTarget)
         target._backbone = replace(target.backbone, decoder=decoder)
         target.layers = count_layers(decoder)
         target.collect_layers((0, 1))

@@ -23,6 +23,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.engine import Decoded, run
 from mmspec.hf.causal_target import CausalTarget
+from mmspec.hf.prompt_slots import positions_by_slot
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
@@ -143,10 +144,10 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def wrong_positions(patch: pytest.MonkeyPatch) -> None:
-    right = mmspec.hf.causal_target.positions_by_slot
+    right = positions_by_slot
 
-    def shifted(prompt: Any, slots: int, length: int, slack: int) -> Tensor:
-        table = right(prompt, slots, length, slack).clone()
+    def shifted(positions: Tensor, following: Tensor | None, slots: int, length: int, slack: int) -> Tensor:
+        table = right(positions, following, slots, length, slack).clone()
         table[..., slots + 1 :] -= 1  # the last position of the prompt twice
         return table
 
