@@ -6,7 +6,7 @@ A CPU has no graphs: `recorded_codecs` records the operators of a call and repla
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import tiny_codecs
 import torch
-from accelerate import dispatch_model
 from fake_targets import moved, problems
 from recorded_calls import Recordings
 from tiny_streams import CAUSAL, CODECS, OVERLAPPING, pushed, recorded_codecs, some_codes
@@ -55,14 +54,6 @@ def audio(codec: Any, codes: Tensor, lengths: list[int] = LENGTHS) -> Tensor:
     return found
 
 
-def eager(recordings: Recordings, call: Callable[[], Tensor]) -> Tensor:
-    recordings.is_on = False
-    try:
-        return call()
-    finally:
-        recordings.is_on = True
-
-
 def pieces(lengths: list[int]) -> list[int]:
     """What chunks are cut into."""
     return [size for n in lengths for size in [SIZES[0]] * (n // SIZES[0]) + [SIZES[1]] * (n % SIZES[0])]
@@ -73,7 +64,7 @@ def test_hooks_of_a_dispatched_codec_do_not_run_its_layers_without_their_state(n
     codec = made(name, tmp_path)
     codes = some_codes(codec, 9, rows=1)
     wanted = audio(codec, codes, [2, 1, 6])
-    dispatch_model(codec._model, {"": "cpu"}, force_hooks=True)
+    pytest.importorskip("accelerate").dispatch_model(codec._model, {"": "cpu"}, force_hooks=True)
     assert torch.equal(audio(codec, codes, [2, 1, 6]), wanted)
 
 
@@ -83,7 +74,7 @@ def test_later_streams_replay_the_graphs_of_the_first(name: str, tmp_path: Path,
     codec = made(name, tmp_path)
     codes = [some_codes(codec, FRAMES, seed) for seed in range(3)]
     lengths = LENGTHS if name in OVERLAPPING else pieces(LENGTHS)
-    wanted = [eager(recordings, partial(audio, codec, own, lengths)) for own in codes]
+    wanted = [recordings.eager(partial(audio, codec, own, lengths)) for own in codes]
     assert not recordings.count and not torch.equal(wanted[0], wanted[1]), "a weak test"
     graphs = 1 if name in OVERLAPPING else len(SIZES)
     for own, theirs in zip(codes * 2, wanted * 2, strict=True):
@@ -127,7 +118,7 @@ def test_streams_at_once_do_not_share_their_state(name: str, tmp_path: Path, rec
 def test_threads_do_not_share_graphs(tmp_path: Path, recordings: Recordings) -> None:
     codec, barrier = made("mimi", tmp_path), Barrier(2)
     codes = [some_codes(codec, 24, seed) for seed in range(2)]
-    wanted = [eager(recordings, partial(audio, codec, own, [8, 8, 8])) for own in codes]
+    wanted = [recordings.eager(partial(audio, codec, own, [8, 8, 8])) for own in codes]
 
     def stream(number: int) -> Tensor:
         own, chunks = codec.stream(), list[Tensor]()
@@ -192,7 +183,7 @@ def test_what_cannot_be_captured_runs_eagerly(
     for name in ("mimi", "dac"):
         codec = made(name, tmp_path)
         codes, tries = some_codes(codec, FRAMES), list[object]()
-        wanted = eager(recordings, partial(audio, codec, codes))
+        wanted = recordings.eager(partial(audio, codec, codes))
 
         def fails(graphs: GraphCache, *args: Any, tries: list[object] = tries) -> None:
             if graphs.works():

@@ -94,14 +94,6 @@ def columns(model: Any, call: dict[str, Any], recipe: str = "scd:window=5", **op
     return found
 
 
-def eager(recordings: Recordings, call: Callable[[], Tensor]) -> Tensor:
-    recordings.is_on = False
-    try:
-        return call()
-    finally:
-        recordings.is_on = True
-
-
 def alike(some: list[Tensor], others: list[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
@@ -117,7 +109,7 @@ def test_later_calls_replay_the_graphs_of_the_first(name: str, recipe: str, reco
     if recipe.startswith("draft"):
         options["draft_model"] = case.model(0, layers=1)
     calls = [case.call(number) for number in range(3)]
-    wanted = [eager(recordings, partial(columns, model, call, recipe, **options)) for call in calls]
+    wanted = [recordings.eager(partial(columns, model, call, recipe, **options)) for call in calls]
     assert not recordings.count and not torch.equal(wanted[0], wanted[1]), "a weak test"
     counts = [0]
     for call, own in zip(calls * 2, wanted * 2, strict=True):
@@ -132,7 +124,7 @@ def test_rows_that_end_leave_the_graphs_to_the_others(recordings: Recordings) ->
     model = tiny.dia()
     call = {name: torch.cat([value, value]) if isinstance(value, Tensor) else value for name, value in dia(1).items()}
     options: dict[str, Any] = {"seed": [5, 6, 7, 8]}
-    wanted = eager(recordings, lambda: columns(model, call, **options))
+    wanted = recordings.eager(lambda: columns(model, call, **options))
     ends = (wanted[..., 2] == 16).any(1)
     lengths = torch.where(ends, (wanted[..., 2] == 16).int().argmax(1), wanted.shape[1])
     assert len(lengths.unique()) > 1, f"a weak test: rows end at {lengths}"
@@ -176,7 +168,7 @@ def test_graphs_that_keep_an_earlier_call_give_other_columns(
 def test_threads_do_not_share_graphs(recordings: Recordings) -> None:
     model, barrier, met = tiny.musicgen(), Barrier(2), [0, 0]
     calls = [text(0, guidance_scale=3.0), text(2, guidance_scale=3.0)]
-    wanted = [eager(recordings, partial(columns, model, call)) for call in calls]
+    wanted = [recordings.eager(partial(columns, model, call)) for call in calls]
 
     def decode(row: int) -> Tensor:
         def meet(step: Any) -> None:
@@ -196,7 +188,7 @@ def test_threads_do_not_share_graphs(recordings: Recordings) -> None:
 def test_a_longer_table_of_positions_needs_other_graphs(recordings: Recordings) -> None:
     """A longer call of MusicGen replaces the table of the module; a call that runs meanwhile keeps its own."""
     model = tiny.musicgen()
-    wanted = eager(recordings, lambda: columns(model, text(0)))
+    wanted = recordings.eager(lambda: columns(model, text(0)))
     longer: list[Tensor] = []
 
     def grow(step: Any) -> None:
@@ -220,7 +212,7 @@ def test_published_models(tiny_model: Any, tmp_path: Path, recordings: Recording
 
     texts = ["one two three", "two", "three one"]
     for recipe in ("plain", "scd:window=4"):
-        wanted = [eager(recordings, partial(spoken, words, recipe)) for words in texts]
+        wanted = [recordings.eager(partial(spoken, words, recipe)) for words in texts]
         found = [spoken(texts[0], recipe)]
         count = recordings.count
         found += [spoken(words, recipe) for words in texts[1:]]

@@ -76,20 +76,12 @@ def frames(model: KyutaiTTS, number: int, recipe: str = "plain", ahead: int = 0)
     return made
 
 
-def eager(recordings: Recordings, model: KyutaiTTS, number: int, *how: Any) -> Tensor:
-    recordings.is_on = False
-    try:
-        return frames(model, number, *how)
-    finally:
-        recordings.is_on = True
-
-
 @pytest.mark.parametrize(("recipe", "ahead"), [("plain", 0), ("scd", 2)])
 def test_later_calls_replay_the_graphs_of_the_first(
     recipe: str, ahead: int, model: KyutaiTTS, recordings: Recordings
 ) -> None:
     """Other voices and texts, rows that end: the frames of eager calls."""
-    wanted = [eager(recordings, model, number, recipe, ahead) for number in range(3)]
+    wanted = [recordings.eager(partial(frames, model, number, recipe, ahead)) for number in range(3)]
     assert not recordings.count and not torch.equal(wanted[0][:, :9], wanted[1][:, :9]), "a weak test"
     counts = [0]
     for number in (0, 1, 2, 0):
@@ -105,7 +97,7 @@ def test_graphs_that_keep_an_earlier_voice_give_other_frames(
 ) -> None:
     """The twin of the test above: a later call that leaves its voice where no graph reads it."""
     model = read_model(kyutai(tmp_path), "cpu", torch.float32)
-    wanted = [eager(recordings, model, number) for number in range(2)]
+    wanted = [recordings.eager(partial(frames, model, number)) for number in range(2)]
     monkeypatch.setattr(VoicedDecoder, "take_over", lambda decoder, tensors: None)
     assert torch.equal(frames(model, 0), wanted[0]) and not torch.equal(frames(model, 1), wanted[1])
 
@@ -153,7 +145,7 @@ def loops(recordings: Recordings, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_plain_frames_are_sampled_in_one_graph(model: KyutaiTTS, recordings: Recordings, loops: list[Any]) -> None:
     """Frames without given codes: those of codes that are sampled one by one; later calls capture nothing."""
-    wanted = [eager(recordings, model, number) for number in range(2)]
+    wanted = [recordings.eager(partial(frames, model, number)) for number in range(2)]
     for number in (0, 1, 0):
         assert torch.equal(frames(model, number), wanted[number])
         assert len(loops) == 1
@@ -164,7 +156,7 @@ def test_a_loop_that_reads_others_weights_gives_other_codes(
     broken: str, model: KyutaiTTS, recordings: Recordings, loops: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twins: the weights of another step, and the text of another frame."""
-    wanted = eager(recordings, model, 0)
+    wanted = recordings.eager(partial(frames, model, 0))
     if broken == "step":
         code = KyutaiDepth.code
 

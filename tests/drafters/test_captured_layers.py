@@ -122,21 +122,13 @@ def tokens(make: Make, number: int, recipe: str, given: dict[str, Any] | None = 
     return found
 
 
-def eager(recordings: Recordings, call: Callable[[], Tensor]) -> Tensor:
-    recordings.is_on = False
-    try:
-        return call()
-    finally:
-        recordings.is_on = True
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_tokens_are_those_of_eager_calls(name: str, recipe: str, recordings: Recordings) -> None:
     """Later calls, with other prompts, capture nothing; a plain call in between replays calls of the same set."""
     make, module = MODELS[name]()
-    wanted = [eager(recordings, partial(tokens, make, number, recipe)) for number in range(3)]
-    plain = eager(recordings, partial(tokens, make, 1, "plain"))
+    wanted = [recordings.eager(partial(tokens, make, number, recipe)) for number in range(3)]
+    plain = recordings.eager(partial(tokens, make, 1, "plain"))
     assert not recordings.count and not torch.equal(wanted[0], wanted[1]), "a weak test"
     ends = torch.isin(wanted[0], torch.tensor(ENDS)).int().cummax(1).values.sum(1)
     assert len(ends.unique()) > 2, f"a weak test: rows end at {ends}"
@@ -205,13 +197,13 @@ def test_a_head_is_a_part_of_the_captured_passes(name: str, recordings: Recordin
     make, _ = MODELS[name]()
     given = heads(outer=True)
     decode = partial(tokens, make, 0, OUTER, given)
-    wanted, without = eager(recordings, decode), eager(recordings, lambda: tokens(make, 0, OUTER))
+    wanted, without = recordings.eager(decode), recordings.eager(lambda: tokens(make, 0, OUTER))
     assert not torch.equal(wanted, without), "a weak test"
     assert torch.equal(decode(), wanted)
     count = recordings.count
     assert torch.equal(decode(), wanted) and recordings.count == count
     move(given["outer"])
-    changed = eager(recordings, decode)
+    changed = recordings.eager(decode)
     assert not torch.equal(changed, wanted) and torch.equal(decode(), changed) and recordings.count > count
 
 
@@ -226,7 +218,7 @@ def test_graphs_that_keep_a_head_that_has_moved_give_other_tokens(
     monkeypatch.setattr(GraphCache, "expect", lambda graphs, part: None)
     decode()
     move(given["outer"])
-    assert not torch.equal(decode(), eager(recordings, decode))
+    assert not torch.equal(decode(), recordings.eager(decode))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -234,7 +226,7 @@ def test_a_part_that_cannot_be_captured_reads_the_states_of_captured_calls(
     name: str, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, _ = MODELS[name]()
-    wanted = eager(recordings, partial(tokens, make, 0, OUTER))
+    wanted = recordings.eager(partial(tokens, make, 0, OUTER))
     call = GraphCache.call
 
     def refused(graphs: GraphCache, read: Any, *shape: Any) -> Any:

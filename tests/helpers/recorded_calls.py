@@ -84,6 +84,14 @@ class Recordings:
             return call.recorded.out
         return call.recorded.replay()
 
+    def eager(self, call: Callable[[], Tensor]) -> Tensor:
+        """What a call gives without captures."""
+        self.is_on = False
+        try:
+            return call()
+        finally:
+            self.is_on = True
+
 
 @contextmanager
 def recorded_graphs() -> Iterator[Recordings]:
