@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 import torch
@@ -163,7 +164,7 @@ class CUDAGraphTarget:
         if isinstance(target, PromptTarget):
             self.read_prompts = target.read_prompts
         if isinstance(target, RereadsWindows):
-            self.reread = partial(self._reread, target)
+            self.reread = partial(_reread, ref(self), target)  # a cycle would keep graphs from being given back
         self._target = target
         self._keeps = graphs is not None
         self._graphs = graphs or GraphCache()
@@ -306,13 +307,6 @@ class CUDAGraphTarget:
         assert found is not None, "nothing has been read yet"
         return found
 
-    def _reread(
-        self, target: RereadsWindows, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit
-    ) -> Logits:
-        """See `mmspec.decoding.target.RereadsWindows`; the target has to drop the rows that have ended."""
-        self._eager()
-        return target.reread(tokens, at, states, early_exit)
-
     def _take_features(self) -> None:
         """Takes the features of a call that was not captured."""
         index = slice(None) if self._index is None else self._index
@@ -450,3 +444,18 @@ class CUDAGraphTarget:
         self._widths.clear()
         if self.give_back is not None:
             self.give_back()
+
+
+def _reread(
+    own: ref[CUDAGraphTarget],
+    target: RereadsWindows,
+    tokens: Tensor,
+    at: NDArray[np.int64],
+    states: Tensor,
+    early_exit: EarlyExit,
+) -> Logits:
+    """See `mmspec.decoding.target.RereadsWindows`; the target has to drop the rows that have ended."""
+    captured = own()
+    assert captured is not None, "it is the caller's"
+    captured._eager()
+    return target.reread(tokens, at, states, early_exit)

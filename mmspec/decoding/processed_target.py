@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from weakref import ref
 
 import numpy as np
 import torch
@@ -85,7 +86,7 @@ class ProcessedTarget:
             self.fused_layers = target.fused_layers
             self.collect_layers, self.layer_features = target.collect_layers, target.layer_features
         if isinstance(target, RereadsWindows):
-            self.reread = partial(self._reread, target)
+            self.reread = partial(_reread, ref(self), target)  # a cycle would keep graphs from being given back
         if isinstance(target, PaddedTarget):
             self.prompt_padding = target.prompt_padding
         self._processors = processors
@@ -182,12 +183,6 @@ class ProcessedTarget:
         self._before = put_host_rows(self._before, other._before, row_ids)
         join_targets(self._target, other._target, row_ids)
 
-    def _reread(
-        self, target: RereadsWindows, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit
-    ) -> Logits:
-        """See `mmspec.decoding.target.RereadsWindows`."""
-        return self._apply(target.reread(tokens, at, states, early_exit), self._prefixes(tokens, at), committed=1)
-
     def _prefixes(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor:
         """The prefix of each slot of a window, int64 [B, W, L], whose tokens are kept for later ones."""
         slots = (self._before + at)[:, None] + np.arange(tokens.shape[1])
@@ -282,3 +277,18 @@ def ancestors(tree: Tree, count: int) -> NDArray[np.int64]:
         path[:, entry] = path[rows, tree.parents[:, entry - 1]]
         path[rows, entry, tree.depth[:, entry]] = entry
     return path
+
+
+def _reread(
+    own: ref[ProcessedTarget],
+    target: RereadsWindows,
+    tokens: Tensor,
+    at: NDArray[np.int64],
+    states: Tensor,
+    early_exit: EarlyExit,
+) -> Logits:
+    """See `mmspec.decoding.target.RereadsWindows`."""
+    processed = own()
+    assert processed is not None, "it is the caller's"
+    logits = target.reread(tokens, at, states, early_exit)
+    return processed._apply(logits, processed._prefixes(tokens, at), committed=1)
