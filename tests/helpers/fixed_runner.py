@@ -1,16 +1,21 @@
-"""A draft runner without a model."""
+"""A draft runner without a model, and the trees of drafters that use it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.layout import Layout
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.tree import Tree
+from mmspec.sampling.tree import Tree, TreeDraft
 from mmspec.sampling.tree_rejection import Outcome
 
 VOCAB = 40
@@ -46,3 +51,17 @@ class FixedRunner:
     def select_rows(self, row_ids: list[int]) -> None: ...
 
     def join(self, other: object, row_ids: list[int], state: BatchState, other_state: BatchState) -> None: ...
+
+
+def trees_of_kernels_and_host(
+    drafter: Callable[[], Any], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> tuple[BatchState, TreeDraft, TreeDraft]:
+    """The state that trees are drafted for, and the trees of a drafter with kernels and without."""
+    found: list[TreeDraft] = []
+    for kernels in ("triton", "torch"):
+        monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+        torch.manual_seed(3)
+        state = BatchState([1, 2, 3], Layout(30), 9, device)
+        state.commit(torch.randint(VOCAB, (3, 8)).to(device), np.array([7, 3, 5]))
+        found.append(drafter().propose(state, np.zeros((3, 1), dtype=np.int64)))
+    return state, found[0], found[1]

@@ -7,13 +7,11 @@ import os
 import numpy as np
 import pytest
 import torch
-from fixed_runner import VOCAB, FixedRunner
+from fixed_runner import VOCAB, FixedRunner, trees_of_kernels_and_host
 from torch import Tensor
 
-from mmspec.decoding.batch import BatchState
-from mmspec.decoding.layout import Layout
 from mmspec.drafters.tree.eagle2 import DynamicTreeDrafter
-from mmspec.sampling.tree import Tree, TreeDraft
+from mmspec.sampling.tree import Tree
 
 pytest.importorskip("triton")
 
@@ -86,15 +84,9 @@ def test_levels_and_nodes_are_those_of_the_reference(device: torch.device, monke
 def test_trees_are_those_of_the_drafter(
     device: torch.device, nodes: int, depth: int, top: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[TreeDraft] = []
-    for kernels in ("triton", "torch"):
-        monkeypatch.setenv("MMSPEC_KERNELS", kernels)
-        torch.manual_seed(3)
-        state = BatchState([1, 2, 3], Layout(30), 9, device)
-        state.commit(torch.randint(VOCAB, (3, 8)).to(device), np.array([7, 3, 5]))
-        drafter = DynamicTreeDrafter(FixedRunner(device), nodes, depth, top, VOCAB)
-        found.append(drafter.propose(state, np.zeros((3, 1), dtype=np.int64)))
-    ours, theirs = found
+    state, ours, theirs = trees_of_kernels_and_host(
+        lambda: DynamicTreeDrafter(FixedRunner(device), nodes, depth, top, VOCAB), device, monkeypatch
+    )
     assert torch.equal(ours.tokens, theirs.tokens) and np.array_equal(ours.tree.parents, theirs.tree.parents)
     assert (
         np.array_equal(ours.tree.depth, theirs.tree.depth)

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixed_runner import VOCAB, FixedRunner
+from fixed_runner import FixedRunner, trees_of_kernels_and_host
 from torch import Tensor
 
-from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.drafters.tree import dyspec
 from mmspec.drafters.tree.dyspec import DySpecDrafter
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.tree import TreeDraft, WithoutReplacement
+from mmspec.sampling.tree import WithoutReplacement
 from mmspec.testing.exactness import ExactnessResult, check
 
 pytest.importorskip("triton")
@@ -89,15 +88,9 @@ def test_trees_are_those_of_the_host(
     device: torch.device, nodes: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same nodes in the same order, q of all that have children, and random numbers; in `depth` calls at most."""
-    found: list[TreeDraft] = []
-    for kernels in ("triton", "torch"):
-        monkeypatch.setenv("MMSPEC_KERNELS", kernels)
-        torch.manual_seed(3)
-        state = BatchState([1, 2, 3], Layout(30), 9, device)
-        state.commit(torch.randint(VOCAB, (3, 8)).to(device), np.array([7, 3, 5]))
-        drafter = DySpecDrafter(FixedRunner(device), nodes, depth)
-        found.append(drafter.propose(state, np.zeros((3, 1), dtype=np.int64)))
-    ours, theirs = found
+    state, ours, theirs = trees_of_kernels_and_host(
+        lambda: DySpecDrafter(FixedRunner(device), nodes, depth), device, monkeypatch
+    )
     assert torch.equal(ours.tokens, theirs.tokens) and np.array_equal(ours.tree.parents, theirs.tree.parents)
     assert np.array_equal(ours.tree.depth, theirs.tree.depth) and np.array_equal(ours.tree.order, theirs.tree.order)
     assert ours.tree.height == min(depth, nodes) >= theirs.tree.height and torch.equal(ours.tree.sees, theirs.tree.sees)
