@@ -20,7 +20,7 @@ TESTED = {
 
 
 class UntestedVersionWarning(UserWarning):
-    """An installed release lies outside of the range that mmspec is tested with."""
+    """An installed package lies outside of the range of releases that mmspec is tested with."""
 
 
 def installed(package: str) -> str | None:
@@ -54,7 +54,8 @@ def warn_untested() -> None:
     found = [name for name in TESTED if (number := installed(name)) is not None and not is_tested(name, number)]
     if found:
         message = "; ".join(map(comparison, found))
-        warnings.warn(f"{message}; docs/compatibility.md tells more", UntestedVersionWarning, stacklevel=3)
+        # In the name of the package rather than of a line: no line of the caller's is to blame, and none is shown.
+        warnings.warn_explicit(f"{message}; see docs/compatibility.md", UntestedVersionWarning, "mmspec", 0)
 
 
 def _release(number: str) -> tuple[int, ...]:
