@@ -23,9 +23,11 @@ from transformers.generation.logits_process import PrefixConstrainedLogitsProces
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.hf.allowed_tokens import AllowedFn, tabulate
+from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.logits_processors import KNOWN, convert_processor
 from mmspec.hf.modes import refuse_settings
 from mmspec.hf.plan import PlanRequest
+from mmspec.hf.prepared_inputs import SET_BY_DECODING, refuse_filled_cache
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
@@ -40,8 +42,6 @@ ORDER = (
     TypicalLogitsWarper,
     LogitNormalization,
 )
-# Inputs that decoding sets itself.
-IGNORED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
 
 
 def read_processors(
@@ -170,9 +170,7 @@ def refuse_modes(config: Any, inputs: Mapping[str, Any], embeds: bool = False) -
     if config.num_beams not in (None, 1):
         raise ArgumentError(f"num_beams={config.num_beams} is not supported; use sampling or greedy search")
     refuse_settings(config)
-    cache = inputs.get("past_key_values")
-    if cache is not None and int(cache.get_seq_length()) > 0:
-        raise ArgumentError("past_key_values already holds tokens; mmspec prefills the prompt itself: leave it out")
+    refuse_filled_cache(inputs)
     if inputs.get("inputs_embeds") is not None and not embeds:
         raise ArgumentError("inputs_embeds is not supported; give input_ids")
 
@@ -214,5 +212,6 @@ def read_request(
         # A repetition penalty changes logits one by one; it needs all only where guidance mixes log-probabilities.
         all_logits=any(type(p) is not RepetitionPenalty or guidance is not None for p in processors),
         config=config,
-        inputs={name: value for name, value in inputs.items() if name not in IGNORED},
+        inputs={name: value for name, value in inputs.items() if name not in SET_BY_DECODING},
+        given=dropped_arguments(model).given,
     )

@@ -30,6 +30,7 @@ from transformers.generation import GenerationMixin
 from transformers.generation.streamers import BaseStreamer
 
 from mmspec.errors import MMSpecError
+from mmspec.hf.cache_name import RELEASE
 from mmspec.hf.generate import generate
 
 DOC = Path(__file__).parents[2] / "docs" / "arguments.md"
@@ -210,7 +211,7 @@ CASES: dict[str, list[Case]] = {
     "constraints": [Case(["x"], OWN, compare=False)],
     "force_words_ids": [Case([[4]], OWN, compare=False)],
     "prefill_chunk_size": [Case(2, OWN, compare=False)],
-    "past_key_values": [Case(lambda model: transformers.DynamicCache(), shown="an empty cache")],
+    RELEASE: [Case(lambda model: transformers.DynamicCache(), shown="an empty cache")],
     "attention_mask": [
         Case(None, more={"input_ids": IDS[1:]}),
         Case((IDS != 3).long(), OWN, compare=False, shown="padding on the right"),

@@ -26,6 +26,7 @@ from mmspec.decoding.loop import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest, unwrap
@@ -82,7 +83,7 @@ class CsmDepth:
                 hidden,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
+                **cache_input(layer, cache),
                 use_cache=True,
                 position_embeddings=rotary,
             )

@@ -39,6 +39,7 @@ from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
@@ -342,7 +343,7 @@ class DiaLayers(DecoderLayers):
         rotary = self._rotary(embeds, position_ids=positions)
 
         def run(layer: Any, hidden: Tensor) -> Tensor:
-            out: Tensor = layer(hidden, rotary, mask, states, encoder_attention_mask=bias, past_key_values=cache)
+            out: Tensor = layer(hidden, rotary, mask, states, encoder_attention_mask=bias, **cache_input(layer, cache))
             return out
 
         return embeds, run

@@ -34,6 +34,7 @@ from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
@@ -299,8 +300,8 @@ class HiggsLayers(DecoderLayers):
                 attention_mask=mask,
                 audio_token_mask=audio_mask,
                 position_ids=positions,
-                past_key_values=cache,
                 position_embeddings=rotary,
+                **cache_input(layer, cache),
             )
             return out
 

@@ -23,6 +23,7 @@ from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.target import EarlyExit
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
@@ -219,7 +220,7 @@ class MoshiDepth:
     def _layers(self, hidden: Tensor, bias: Tensor, index: Tensor, cache: SlotCache | None) -> Tensor:
         for layer in self._decoder.layers:
             hidden = layer(
-                hidden, attention_mask=bias, position_ids=index[None], past_key_values=cache, codebook_idx=index
+                hidden, attention_mask=bias, position_ids=index[None], codebook_idx=index, **cache_input(layer, cache)
             )
         return hidden
 

@@ -33,6 +33,7 @@ from mmspec.decoding.kept_graphs import ROUND
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
@@ -249,7 +250,7 @@ class MusicgenLayers(DecoderLayers):
             text = {"encoder_hidden_states": self._cross_attention.states[:rows], "encoder_attention_mask": bias}
 
         def run(layer: Any, hidden: Tensor) -> Tensor:
-            out = layer(hidden, mask, **text, past_key_values=cache, use_cache=True)
+            out = layer(hidden, mask, **text, **cache_input(layer, cache), use_cache=True)
             return out[0] if isinstance(out, tuple) else out
 
         return embeds + self._table[positions].to(embeds.device), run

@@ -27,6 +27,7 @@ from mmspec.decoding.loop import OnStep
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest, unwrap
@@ -59,7 +60,11 @@ class Qwen3OmniDepth:
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         hidden: Tensor = self._talker.code_predictor.model(
-            inputs_embeds=embeds, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            inputs_embeds=embeds,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            **cache_input(self._talker.code_predictor.model, cache),
         ).last_hidden_state
         return hidden
 
