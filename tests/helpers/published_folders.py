@@ -30,8 +30,11 @@ TINY_MIMI = {
 }
 
 
-def csm_folder(folder: Path) -> Any:
-    """A CSM folder of the published layout with small layers, and few codebooks."""
+def csm_folder(folder: Path, codes: int = 8) -> Any:
+    """A CSM folder of the published layout with small layers, and few codebooks.
+
+    The model has 11 codes; the codec may have fewer, as published: a trained model keeps to those.
+    """
     names, config = published.read("csm-1b", "tokenizer"), published.read("csm-1b", "config")
     small = {
         **TINY,
@@ -46,7 +49,7 @@ def csm_folder(folder: Path) -> Any:
             "vocab_size": 11,
             "backbone_hidden_size": 16,
         },
-        "codec_config": {**TINY_MIMI, "codebook_size": 8, "num_quantizers": 3},
+        "codec_config": {**TINY_MIMI, "codebook_size": codes, "num_quantizers": 3},
     }
     config = published.merged(config, small)
     model = published.save(folder, config, published.read("csm-1b", "generation_config"))

@@ -20,7 +20,6 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import (
-    DacFeatureExtractor,
     DiaFeatureExtractor,
     DiaProcessor,
     DiaTokenizer,
@@ -90,16 +89,18 @@ def musicgen() -> None:
 
 
 def dia() -> None:
-    model = tiny_music.dia(2, text_ids=256)
+    """With the codebooks, codes and delays that the processor takes for granted."""
+    model = tiny_music.dia(2, codes=1024, delays=(0, *range(8, 16)), text_ids=256)
     model.generation_config.max_length = 30
-    codec = save("descript/dac_44khz", tiny_codecs.dac(), DacFeatureExtractor(sampling_rate=1000, hop_length=8))
+    codec = tiny_codecs.dac(codebooks=9, codes=1024)
+    folder = save("descript/dac_44khz", codec)
     extract = DiaFeatureExtractor(sampling_rate=1000, hop_length=8)
-    processor = DiaProcessor(extract, DiaTokenizer(), type(tiny_codecs.dac()).from_pretrained(codec))
+    processor = DiaProcessor(extract, DiaTokenizer(), type(codec).from_pretrained(folder))
     save("nari-labs/Dia-1.6B-0626", model, processor)
 
 
 def csm() -> None:
-    csm_folder(Path("sesame/csm-1b"))
+    csm_folder(Path("sesame/csm-1b"), codes=16)
 
 
 def bark() -> None:

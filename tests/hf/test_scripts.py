@@ -14,8 +14,9 @@ from script_folders import FOLDERS
 
 pytestmark = [
     pytest.mark.releases,
-    # Of transformers, where neither the call nor the tiny model says how long: published ones do.
-    pytest.mark.filterwarnings("ignore:Using the model-agnostic default"),
+    # Of transformers: where neither the call nor the tiny model says how long, as published ones do, and of any call of
+    # Dia's processor.
+    pytest.mark.filterwarnings("ignore:Using the model-agnostic default", "ignore:`max_length` is ignored when"),
 ]
 
 ROOT = Path(__file__).parents[2]
