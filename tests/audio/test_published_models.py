@@ -97,6 +97,7 @@ def test_the_weights_of_csm_are_those_that_its_config_names(tmp_path: Path) -> N
     assert sorted(needed_files([*own, *described, *others], tmp_path)) == sorted([*own, *described])
 
 
+@pytest.mark.releases
 def test_bark_loads_with_its_voices_and_values(tmp_path: Path) -> None:
     bark_folder(tmp_path)
     pipe = mmspec.load(str(tmp_path))
@@ -110,6 +111,7 @@ def test_bark_loads_with_its_voices_and_values(tmp_path: Path) -> None:
     assert with_voice.audio.shape[0] == 1 and not torch.equal(with_voice.tokens[0], without.tokens[0])
 
 
+@pytest.mark.releases
 def test_dia_loads_with_its_values(tmp_path: Path) -> None:
     config = published.read("dia-1.6b-0626", "config")
     cross = {"cross_num_attention_heads": 2, "cross_num_key_value_heads": 2, "cross_head_dim": 8}
@@ -127,6 +129,7 @@ def test_dia_loads_with_its_values(tmp_path: Path) -> None:
         mmspec.load(str(tmp_path), processor=DiaTokenizer(), config={"codec": codec_of(tiny_codecs.dac())})
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("name", ["musicgen-small", "musicgen-melody"])
 def test_musicgen_loads_with_its_values(tmp_path: Path, name: str) -> None:
     config = published.read(name, "config")
@@ -148,6 +151,7 @@ def test_musicgen_loads_with_its_values(tmp_path: Path, name: str) -> None:
         pipe.with_duration(31)
 
 
+@pytest.mark.releases
 def test_higgs_loads_with_its_processor(tmp_path: Path) -> None:
     """The codec is a folder of its own, as on the Hub."""
     tiny_higgs.processor().audio_tokenizer.save_pretrained(tmp_path / "codec")

@@ -14,6 +14,8 @@ from transformers.generation import GenerationMixin
 
 import mmspec
 
+pytestmark = pytest.mark.releases
+
 IDS = torch.tensor([[0, 0, 1, 31, 32, 3], [1, 31, 33, 34, 30, 3]])
 CALL: dict[str, Any] = {
     "input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 12, "do_sample": True, "top_p": 0.9,
