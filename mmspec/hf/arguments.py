@@ -42,6 +42,7 @@ ORDER = (
     TypicalLogitsWarper,
     LogitNormalization,
 )
+NO_NEGATIVE: Mapping[str, Any] = {"input_ids": None, "attention_mask": None}
 
 
 def read_processors(
@@ -99,6 +100,12 @@ def read_sampling(found: Mapping[type, Any], do_sample: bool) -> SamplingParams:
         min_p=0.0 if min_p is None else float(min_p.min_p),
         typical_p=1.0 if typical_p is None else float(typical_p.mass),
     )
+
+
+def read_padding(config: Any) -> int | None:
+    """The id of padding: that of a prepared `GenerationConfig`, or the first end of sequence; None without both."""
+    pad = getattr(config, "_pad_token_tensor", config.pad_token_id)
+    return None if pad is None else int(pad)
 
 
 def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int]]:
@@ -192,7 +199,7 @@ def read_request(
         ArgumentError: If `prefix_allowed_tokens_fn` depends on generated tokens; see `tabulate`.
     """
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
-    negative: Mapping[str, Any] = guidance.unconditional_context if guidance is not None else {}
+    negative: Mapping[str, Any] = NO_NEGATIVE if guidance is None else guidance.unconditional_context
     prefix = found.get(PrefixConstrainedLogitsProcessor)
     allowed_fn: AllowedFn | None = None if prefix is None else prefix._prefix_allowed_tokens_fn
     mask = inputs.get("attention_mask")
@@ -204,8 +211,8 @@ def read_request(
         position_ids=inputs.get("position_ids"),
         length=length,
         guidance_scale=config.guidance_scale if guidance is None else float(guidance.guidance_scale),
-        negative_ids=negative.get("input_ids"),
-        negative_mask=negative.get("attention_mask"),
+        negative_ids=negative["input_ids"],
+        negative_mask=negative["attention_mask"],
         allowed=None if allowed_fn is None else tabulate(allowed_fn, input_ids, length, vocab_size),
         allowed_fn=allowed_fn,
         processors=processors,

@@ -25,6 +25,7 @@ from mmspec.heads.checkpoint import Head
 from mmspec.hf.adapters import GenerateAdapter, adapter_of
 from mmspec.hf.allowed_tokens import confirm
 from mmspec.hf.arguments import (
+    read_padding,
     read_processors,
     read_request,
     read_sampling,
@@ -366,14 +367,14 @@ def prepare(
     if plan.history is None:
         refuse_criteria(criteria)
     stop_test = StopTest(criteria, input_ids, plan.first_id) if criteria else None
-    pad = getattr(generation_config, "_pad_token_tensor", None)
+    pad = read_padding(generation_config)
     layout = Layout(
         length=plan.length,
         width=plan.width,
         constraint=plan.constraint,
         # An id whose logit is not computed is never generated; as padding it is only written.
         eos=frozenset(end - plan.first_id for end in eos) if plan.ends else frozenset(),
-        pad=0 if pad is None else int(pad) - plan.first_id,
+        pad=0 if pad is None else pad - plan.first_id,
         stops=stop_test,
     )
     # Guidance precedes logits processors of the prefix, so `ProcessedTarget` applies both.

@@ -36,13 +36,14 @@ def refuse_unknown_inputs(
         inputs: Its inputs, as transformers prepared them.
         known: Names of the inputs that are read, besides those of every model.
         given: The keywords of the caller of `generate`; None if the caller gave all inputs.
-        mask: [B, T], 0 on the padding of prompts; None without padding.
+        mask: [B, T], 0 on the padding of prompts; None is the attention mask among the inputs.
 
     Raises:
         ArgumentError: If there is another input that the caller gave, or one that transformers prepared and that is
             more than a matter of the loop.
     """
     kind = type(model).__name__
+    mask = inputs.get("attention_mask") if mask is None else mask
     for name, value in inputs.items():
         if name in known or name in SET_BY_DECODING or is_nothing(value):
             continue
