@@ -73,7 +73,6 @@ def prompt_of(adapter: YuEAdapter, part: Any) -> list[int]:
     return [*part.before, *part.own][-adapter._room :]
 
 
-@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["scd:window=6", "tree:branch=2/1,layers=1"])
 def test_greedy_segments_are_the_originals(recipe: str) -> None:
     """The last segments of three songs in a batch, guided, with prompts of several lengths."""
@@ -87,7 +86,6 @@ def test_greedy_segments_are_the_originals(recipe: str) -> None:
     assert out.tokens.tolist() == recorded
 
 
-@pytest.mark.releases
 def test_greedy_songs_are_the_originals() -> None:
     """Whole calls: the first segment is guided by 1.5, the later ones by 1.2."""
     song = SONGS[1]
