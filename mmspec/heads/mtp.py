@@ -163,9 +163,9 @@ def mtp_arguments(folder: str, config: Mapping[str, Any], tensors: Mapping[str, 
         raise ModelError(
             f"drafter {folder!r} has an MTP module with {shown(foreign[0])}; mmspec reads layers of llama and qwen3"
         )
-    types = config.get("layer_types")
-    if types is not None and (not isinstance(types, list) or any(kind != FULL for kind in types)):
-        raise ModelError(f"drafter {folder!r} has layer_types={shown(types)}; a model with an MTP module has only {FULL}")
+    types = config.get("layer_types") or ()
+    if any(kind != FULL for kind in types):
+        raise ModelError(f"drafter {folder!r} has layer_types={shown(types)}; with an MTP module all must be {FULL}")
     return layer_arguments(folder, config) | {
         "vocab_size": len(tensors["embed_tokens.weight"]),
         "mtp_qk_norm": "self_attn.q_norm.weight" in tensors,

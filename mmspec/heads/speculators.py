@@ -157,16 +157,15 @@ def sliding_arguments(folder: str, layer: Mapping[str, Any]) -> dict[str, Any]:
     count, types = layer.get("num_hidden_layers", 1), layer.get("layer_types")
     if types is None:
         return {}
-    if not isinstance(types, list) or len(types) != count or any(kind not in (FULL, SLIDING) for kind in types):
+    if len(types) != count or any(kind not in (FULL, SLIDING) for kind in types):
         raise ModelError(
-            f"drafter {folder!r} has layer_types={shown(types)}; they must be {count} times {FULL} or {SLIDING}"
+            f"drafter {folder!r} has layer_types={shown(types)}; each of the {count} must be {FULL} or {SLIDING}"
         )
     if SLIDING not in types:
         return {}
     if not isinstance(width := layer.get("sliding_window"), int) or width < 1:
         raise ModelError(
-            f"drafter {folder!r} has layers of {SLIDING} and sliding_window={shown(width)}; it must be an integer of at "
-            "least 1"
+            f"drafter {folder!r} has {SLIDING} with sliding_window={shown(width)}; it must be a positive integer"
         )
     return {"sliding_layers": [i for i, kind in enumerate(types) if kind == SLIDING], "sliding_window": width}
 
