@@ -75,7 +75,7 @@ def test_what_cannot_be_read_or_written_is_refused(tmp_path: Path) -> None:
         (
             ["full_attention", "linear_attention"],
             5,
-            r"attention'\]; each of the 2 must be full_attention or sliding_atten",
+            r"\]; each of the 2 must be full_attention or sliding_attention",
         ),
         (["sliding_attention"], 5, r"has layer_types=\['sliding_attention'\]; each of the 2 must be"),
         (3, 5, "is not a draft head as its config.json describes"),
