@@ -257,13 +257,12 @@ def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: 
     """
     if has_torch_function((p,)):
         return handle_torch_function(verify, (p,), p, draft, rule, accept_u, resample_u)
-    draft = draft.written()
     batch, width, _ = p.shape
     rows = torch.arange(batch, device=p.device)
     if width == 1:
         tokens = sample(p, resample_u)
         return Verdict(tokens, np.zeros(batch, dtype=np.int64), p, draft)
-    m = width - 1
+    m, draft = width - 1, draft.written()
     chance = rule(p[:, :m], draft.q, draft.tokens)
     accept = accept_u[:, :m] < chance
     first = accept.long().cumprod(-1).sum(-1)
