@@ -180,7 +180,14 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         found = [layer.self_attn.keys_values(fused) for layer in self.block_layers]
         return [(self.rotary.rotate(k, angles).to(v.dtype), v) for k, v in found]
 
-    def forward(self, tokens: Tensor, slots: Tensor, context: Sequence[KeysValues], visible: Tensor) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        context: Sequence[KeysValues],
+        visible: Tensor,
+        own: Tensor | None = None,
+    ) -> Tensor:
         """Runs blocks; returns the last hidden states [R, A, T, D].
 
         Args:
@@ -188,6 +195,7 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             slots: Slots of the tokens, int64 [R, A, T].
             context: From `context`, of each layer, over S slots.
             visible: bool [R, A, S], the slots of the context that a block attends to.
+            own: bool [R, A, T], the slots of a block that its slots attend to; None for all.
         """
         blocks = tokens.shape[:3]
         x = self.embed_tokens(tokens.flatten(1))
@@ -195,6 +203,7 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         # Scores of the context are computed for all blocks of a row at once, those of a block for each block alone.
         hidden = torch.zeros(visible.shape, dtype=torch.float32, device=x.device).masked_fill_(~visible, -torch.inf)
         hidden = hidden.repeat_interleave(blocks[2], dim=1)[:, None]
+        beyond = None if own is None else torch.zeros(own.shape, device=x.device).masked_fill_(~own, -torch.inf)
         for layer, (keys, values) in zip(self.block_layers, context, strict=True):
             y = normed(layer.input_layernorm, x)
             q, (k, v) = layer.self_attn.queries(y), layer.self_attn.keys_values(y)
@@ -203,7 +212,8 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             q = q / self.head_dim**0.5
             far = (q @ keys.transpose(-1, -2)).float() + hidden
             q, k, v = (t.unflatten(2, blocks[1:]) for t in (q, k, v))
-            near = (q @ k.transpose(-1, -2)).float().flatten(2, 3)
+            near = (q @ k.transpose(-1, -2)).float()
+            near = (near if beyond is None else near + beyond[:, None, :, None]).flatten(2, 3)
             weights = torch.cat([far, near], dim=-1).softmax(-1)
             far, near = weights.to(v.dtype).split([keys.shape[2], blocks[2]], dim=-1)
             out = far @ values + (near.unflatten(2, blocks[1:]) @ v).flatten(2, 3)
