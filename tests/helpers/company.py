@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,8 @@ SAMPLINGS = [
     SamplingParams(top_k=2),
     SamplingParams(temperature=1.5),
 ]
-LENGTH, VOCAB, MEMORY = 30, 4, 3
-LIMITS = [30, 17, 30, 24, 9, 28, 13]  # of row i, modulo 7
+LENGTH, VOCAB, MEMORY = 24, 4, 3
+LIMITS = [24, 14, 24, 19, 9, 22, 11]  # of row i, modulo 7
 
 # Begins a batch of these rows by a recipe.
 World = Callable[[Recipe, Sequence[int]], DecodingBatch]
@@ -63,22 +63,30 @@ class Tokens:
     Attributes:
         width: Tokens per line; None for a stream.
         guided: Whether there is guidance.
-        eos: The tokens that end a row.
+        ends: Whether a row ends when the same token comes three times.
+        bare: Whether the model has neither a draft model nor an n-gram table.
     """
 
     width: int | None = 3
     guided: bool = False
-    eos: frozenset[int] = frozenset()
+    ends: bool = False
+    bare: bool = False
 
     def __call__(self, recipe: Recipe, rows: Sequence[int]) -> DecodingBatch:
-        count, layout = len(rows), Layout(LENGTH, self.width, eos=self.eos)
+        count, layout = len(rows), Layout(LENGTH, self.width, stops=_repeated if self.ends else None)
         target = ToyTarget(count, VOCAB, LENGTH, 5, self.guided, memory=MEMORY)
         settings = [SAMPLINGS[row % len(SAMPLINGS)] for row in rows]
         drafts = [SamplingParams(s.temperature) for s in settings]
         if self.guided:
             settings = [replace(s, guidance_scale=1.5 + row % 2) for s, row in zip(settings, rows, strict=True)]
         resources = toy_resources(count, VOCAB, layout, 6, drafts, MEMORY)
+        if self.bare:
+            resources = replace(resources, table=None, draft_model=None, guided_draft_model=None)
         return PreparedRows(target, layout, settings, resources, limits(rows)).batch(recipe, seeds(rows))
+
+
+def _repeated(row: int, tokens: Tensor) -> bool:
+    return len(tokens) > 2 and len(tokens[-3:].unique()) == 1
 
 
 def columns(recipe: Recipe, rows: Sequence[int]) -> DecodingBatch:
@@ -117,7 +125,7 @@ class Frames:
 
     def __call__(self, recipe: Recipe, rows: Sequence[int]) -> DecodingBatch:
         length, hot = 8, SamplingParams(1.5)
-        model, small = (self._prompted(seed, rows, length) for seed in (2, 3))
+        model, small = (_prompted(seed, rows, length, self.ahead) for seed in (2, 3))
         spec = FrameSpec(length, lambda frames: (frames[..., :2] == 0).all(-1), 1, hot, hot)
         draft = small if recipe.needs_draft_model else None
         if not self.ahead:
@@ -125,11 +133,15 @@ class Frames:
         made = prepare_frame_windows(model, recipe, spec, len(rows), self.ahead, draft)
         return made.batch(made.recipe or recipe, seeds(rows))
 
-    def _prompted(self, seed: int, rows: Sequence[int], length: int) -> CsmFrames:
-        model = tiny_speech.csm(seed, codes=4)
-        prompts = torch.tensor([[3 + row % 5, 7, 8, 9 - row % 3] for row in rows])
-        embeds = model.embed_text_tokens(prompts).detach()
-        return CsmFrames(model, embeds, torch.ones(len(rows), 4, dtype=torch.bool), length, self.ahead + 1)
+
+_csm = cache(partial(tiny_speech.csm, codes=4))  # rows that join have the same model
+
+
+def _prompted(seed: int, rows: Sequence[int], length: int, ahead: int) -> CsmFrames:
+    model = _csm(seed)
+    prompts = torch.tensor([[3 + row % 5, 7, 8, 9 - row % 3] for row in rows])
+    embeds = model.embed_text_tokens(prompts).detach()
+    return CsmFrames(model, embeds, torch.ones(len(rows), 4, dtype=torch.bool), length, ahead + 1)
 
 
 def together(world: World, recipe: Recipe, rows: Sequence[int]) -> dict[int, Tensor]:
