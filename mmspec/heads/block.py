@@ -192,7 +192,14 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         found = [layer.self_attn.keys_values(fused) for layer in self.block_layers]
         return [(self.rotary.rotate(k, angles).to(v.dtype), v) for k, v in found]
 
-    def forward(self, tokens: Tensor, slots: Tensor, context: Sequence[KeysValues], visible: Tensor) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        context: Sequence[KeysValues],
+        visible: Tensor,
+        own: Tensor | None = None,
+    ) -> Tensor:
         """Runs blocks; returns the last hidden states [R, A, T, D].
 
         Args:
@@ -201,6 +208,7 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             context: From `context`, of each layer, over S slots.
             visible: bool [R, A, S], the slots of the context that a block attends to: one after another, up to the one
                 before the anchor.
+            own: bool [R, A, T], the slots of a block that its slots attend to; None for all.
         """
         blocks = tokens.shape[:3]
         x = self.embed_tokens(tokens.flatten(1))
@@ -208,6 +216,7 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         # Scores of the context are computed for all blocks of a row at once, those of a block for each block alone.
         whole = _additive(visible).repeat_interleave(blocks[2], dim=1)[:, None], None
         sliding = self._sliding_masks(visible, blocks[2]) if self.sliding_layers else whole
+        beyond = None if own is None else _additive(own)[:, None, :, None]
         for number, (layer, (keys, values)) in enumerate(zip(self.block_layers, context, strict=True)):
             hidden, later = sliding if number in self.sliding_layers else whole
             y = normed(layer.input_layernorm, x)
@@ -218,7 +227,8 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             far = (q @ keys.transpose(-1, -2)).float() + hidden
             q, k, v = (t.unflatten(2, blocks[1:]) for t in (q, k, v))
             near = (q @ k.transpose(-1, -2)).float()
-            near = (near if later is None else near + later).flatten(2, 3)
+            near = near if later is None else near + later
+            near = (near if beyond is None else near + beyond).flatten(2, 3)
             weights = torch.cat([far, near], dim=-1).softmax(-1)
             far, near = weights.to(v.dtype).split([keys.shape[2], blocks[2]], dim=-1)
             out = far @ values + (near.unflatten(2, blocks[1:]) @ v).flatten(2, 3)
