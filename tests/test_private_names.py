@@ -1,4 +1,4 @@
-"""Names that other packages do not promise to keep: each has a test here that fails when an installed release drops it."""
+"""Names that other packages do not promise to keep, each with a test that fails when a release drops it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from torch import Tensor, nn
@@ -104,11 +105,9 @@ PRIVATE: dict[str, Callable[[], bool]] = {
     # of accelerate and diffusers
     "_hf_hook": lambda: hasattr(hooked_by_accelerate(), "_hf_hook"),
     "_diffusers_hook": lambda: hasattr(hooked_by_diffusers(), "_diffusers_hook"),
-    "_execution_device": lambda: isinstance(
-        inspect.getattr_static(diffusers_pipeline(), "_execution_device"), property
-    ),
+    "_execution_device": lambda: isinstance(vars(diffusers.DiffusionPipeline)["_execution_device"], property),
     "_get_signature_keys": lambda: len(diffusers_pipeline()._get_signature_keys(diffusers_pipeline())) == 2,
-    "_interrupt": lambda: "_interrupt" in source_of(__import__("diffusers").StableDiffusionPipeline),
+    "_interrupt": lambda: "_interrupt" in source_of(diffusers.StableDiffusionPipeline),
     # of torch
     "_cdata": lambda: isinstance(torch.empty(1).untyped_storage()._cdata, int),
     "_compiled_call_impl": lambda: nn.Linear(1, 1)._compiled_call_impl is None,
