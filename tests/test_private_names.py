@@ -16,19 +16,29 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    BarkProcessor,
     CsmForConditionalGeneration,
+    DiaProcessor,
     EosTokenCriteria,
+    Gemma3TextConfig,
     GenerationConfig,
     GlmImageModel,
+    HiggsAudioV2Processor,
     LlamaConfig,
     LlamaForCausalLM,
     MaxLengthCriteria,
+    MistralConfig,
     PreTrainedModel,
+    Qwen2Config,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
     VibeVoiceForConditionalGeneration,
 )
 from transformers.generation import GenerationMixin, logits_process
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.chameleon import modeling_chameleon
+from transformers.models.higgs_audio_v2 import generation_higgs_audio_v2
+from transformers.models.llama import modeling_llama
+from transformers.models.mimi import modeling_mimi
 
 from mmspec.hf.arguments import ORDER, read_padding
 from mmspec.hf.logits_processors import KNOWN
@@ -162,6 +172,41 @@ def test_every_private_name_has_a_test(root: Path) -> None:
 @pytest.mark.parametrize("name", PRIVATE)
 def test_private_names_mean_what_they_did(name: str) -> None:
     assert PRIVATE[name]()
+
+
+# Attributes that are read only where an object has them -> whether those that should have them do.
+OPTIONAL: dict[str, Callable[[], bool]] = {
+    "settings of a GenerationConfig": lambda: (
+        {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale"}
+        <= vars(GenerationConfig()).keys()
+    ),
+    "layer_types, sliding_window": lambda: (
+        "sliding_attention" in Gemma3TextConfig(sliding_window=3).layer_types
+        and MistralConfig(sliding_window=3).sliding_window == 3
+    ),
+    "use_sliding_window": lambda: Qwen2Config(use_sliding_window=True).use_sliding_window is True,
+    "final_logit_softcapping": lambda: Gemma3TextConfig(final_logit_softcapping=3.0).final_logit_softcapping == 3,
+    "causal, pad_mode": lambda: {"self.causal", "self.pad_mode"} <= names_in(modeling_mimi.MimiConv1d),
+    "trim_right_ratio": lambda: "self.trim_right_ratio" in names_in(modeling_mimi.MimiConvTranspose1d),
+    "num_key_value_groups": lambda: "self.num_key_value_groups" in names_in(modeling_llama.LlamaAttention),
+    "available_voice_presets": lambda: hasattr(BarkProcessor, "available_voice_presets"),
+    "audio_tokenizer": lambda: all(
+        "audio_tokenizer" in inspect.signature(kind.__init__).parameters
+        for kind in (DiaProcessor, HiggsAudioV2Processor)
+    ),
+    "ras_win_len": lambda: {"ras_win_len", "ras_win_max_num_repeat"} <= names_in(generation_higgs_audio_v2),
+    "bpe2img, vqmodel": lambda: {"def bpe2img", "self.vqmodel"} <= names_in(modeling_chameleon),
+}
+
+
+def names_in(part: Any) -> set[str]:
+    """The words of a part of a package, each also with the one before it."""
+    return set(re.findall(r"(?:self\.|def )?\w+", inspect.getsource(part)))
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_optional_attributes_are_there(name: str) -> None:
+    assert OPTIONAL[name]()
 
 
 # --- Lists of names --------------------------------------------------------------------------------------------------
