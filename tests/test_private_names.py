@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from private_names import foreign_attributes, sources
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -43,7 +43,8 @@ from transformers.models.mimi import modeling_mimi
 from mmspec.hf.arguments import ORDER, read_padding
 from mmspec.hf.logits_processors import KNOWN
 
-PRODUCT = ("mmspec", "audio", "vision", "metrics", "kernels")
+pytestmark = pytest.mark.releases
+
 SMALL: dict[str, Any] = {
     "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2
 }  # fmt: skip
@@ -129,8 +130,6 @@ PRIVATE: dict[str, Callable[[], bool]] = {
     "_make_wrapper_subclass": lambda: callable(Tensor._make_wrapper_subclass),
     "_orig_mod": lambda: isinstance(torch.compile(nn.Linear(1, 1), backend="eager")._orig_mod, nn.Linear),
 }
-# Attributes of modules that mmspec defines from outside.
-OWN = {"_codebook"}
 
 
 def _peft_layers() -> Any:
@@ -139,34 +138,8 @@ def _peft_layers() -> Any:
     return tuners_utils
 
 
-def private_names(root: Path) -> set[str]:
-    """The attributes that begin with an underscore and that no file of mmspec defines."""
-    defined, used = set[str](), set[str]()
-    for file in (path for folder in PRODUCT for path in (root / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            match node:
-                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    defined.add(name)
-                case ast.Name(id=name, ctx=ast.Store()):
-                    defined.add(name)
-                case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
-                    defined.add(name)
-                case ast.Attribute(attr=name):
-                    used.add(name)
-                # Also `getattr` and `hasattr` by name, in a call or from a tuple of names.
-                case ast.Call(
-                    func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, ast.Constant(str(name)), *_]
-                ):
-                    used.add(name)
-                case ast.For(iter=ast.Tuple(elts=names)) | ast.comprehension(iter=ast.Tuple(elts=names)):
-                    used |= {
-                        name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)
-                    }
-    return {name for name in used - defined if re.fullmatch(r"_[a-z]\w*", name)}
-
-
-def test_every_private_name_has_a_test(root: Path) -> None:
-    assert private_names(root) - OWN == set(PRIVATE), "add it to the table above"
+def test_every_private_name_has_a_test() -> None:
+    assert set(foreign_attributes(sources())) == set(PRIVATE), "add it to the table above"
 
 
 @pytest.mark.parametrize("name", PRIVATE)
