@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,9 @@ SMALL: dict[str, Any] = {
 
 
 def hooked_by_accelerate() -> nn.Module:
-    from accelerate.hooks import ModelHook, add_hook_to_module
-
-    return add_hook_to_module(nn.Linear(1, 1), ModelHook())
+    hooks = import_module("accelerate.hooks")
+    hooked: nn.Module = hooks.add_hook_to_module(nn.Linear(1, 1), hooks.ModelHook())
+    return hooked
 
 
 def hooked_by_diffusers() -> nn.Module:
@@ -105,7 +106,7 @@ PRIVATE: dict[str, Callable[[], bool]] = {
     "_prefix_allowed_tokens_fn": lambda: (
         logits_process.PrefixConstrainedLogitsProcessor(
             bool,
-            1,  # type: ignore[arg-type]
+            1,
         )._prefix_allowed_tokens_fn
         is bool
     ),
@@ -127,7 +128,7 @@ PRIVATE: dict[str, Callable[[], bool]] = {
     "_fused_sdp_choice": lambda: callable(torch._fused_sdp_choice),
     "_len_torch_dispatch_stack": lambda: callable(torch._C._len_torch_dispatch_stack),
     "_make_wrapper_subclass": lambda: callable(Tensor._make_wrapper_subclass),
-    "_orig_mod": lambda: isinstance(torch.compile(nn.Linear(1, 1), backend="eager")._orig_mod, nn.Linear),
+    "_orig_mod": lambda: "_orig_mod" in vars(torch.compile(nn.Linear(1, 1), backend="eager"))["_modules"],
 }
 # Attributes of modules that mmspec defines from outside.
 OWN = {"_codebook"}
@@ -143,7 +144,10 @@ def private_names(root: Path) -> set[str]:
     """The attributes that begin with an underscore and that no file of mmspec defines."""
     defined, used = set[str](), set[str]()
     for file in (path for folder in PRODUCT for path in (root / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        text = file.read_text(encoding="utf-8")
+        # In a call by name, and below, in a loop over names.
+        used |= set(re.findall(r'(?:getattr|hasattr)\([^"]*"(\w+)"', text))
+        for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                     defined.add(name)
@@ -153,15 +157,8 @@ def private_names(root: Path) -> set[str]:
                     defined.add(name)
                 case ast.Attribute(attr=name):
                     used.add(name)
-                # Also `getattr` and `hasattr` by name, in a call or from a tuple of names.
-                case ast.Call(
-                    func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, ast.Constant(str(name)), *_]
-                ):
-                    used.add(name)
                 case ast.For(iter=ast.Tuple(elts=names)) | ast.comprehension(iter=ast.Tuple(elts=names)):
-                    used |= {
-                        name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)
-                    }
+                    used |= {str(each.value) for each in names if isinstance(each, ast.Constant)}
     return {name for name in used - defined if re.fullmatch(r"_[a-z]\w*", name)}
 
 
