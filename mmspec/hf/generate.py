@@ -49,6 +49,7 @@ from mmspec.recipes import DEFAULT, Recipe, on_device, parse
 from mmspec.sampling.logits_processors import one_by_one
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
+from mmspec.versions import warn_untested
 
 
 @dataclass
@@ -122,6 +123,7 @@ def generate(
         UnknownNameError: If there is no recipe or rule of that name.
         ModelError: If draft model or heads do not fit the model.
     """
+    warn_untested()
     check_options(draft_model, table, heads, on_step, measure_entropy)
     dropped = dropped_arguments(unwrap(model))
     try:

@@ -57,6 +57,7 @@ def greedy(model: CodecLM, prompt: Tensor, uncond: Tensor, weight: float, penalt
     return torch.tensor(made[1:])
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=5,start=random"])
 def test_greedy_matches_the_loop_of_chatterbox(recipe: str) -> None:
     model, start = codec_lm(9, placed=True), 8
@@ -72,6 +73,7 @@ def test_greedy_matches_the_loop_of_chatterbox(recipe: str) -> None:
     assert torch.equal(found.tokens, torch.stack(own))
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("name", ["cosyvoice", "chatterbox"])
 def test_windows_match_single_tokens(name: str) -> None:
     model = codec_lm(7, placed=name == "chatterbox")

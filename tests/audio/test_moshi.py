@@ -35,6 +35,7 @@ def depth(model: Any) -> Any:
     return make
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4,start=up"])
 def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     model = tiny.moshi()
@@ -45,6 +46,7 @@ def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     torch.testing.assert_close(ours.audio_sequences, own.audio_sequences)
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens_of_transformers() -> None:
     model = tiny.moshi()
     make = depth(model)

@@ -9,6 +9,8 @@ from argument_table import CASES, DOC, OWN, Case, arguments_of_transformers, doc
 from mmspec.errors import ArgumentError
 from mmspec.hf.modes import refuse_settings
 
+pytestmark = pytest.mark.releases
+
 
 @pytest.fixture(scope="module")
 def found() -> list[tuple[str, Case, str, str]]:

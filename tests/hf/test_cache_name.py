@@ -23,6 +23,8 @@ from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
 from mmspec.hf.decoder_layers import DecoderLayers
 from mmspec.hf.generate import generate
 
+pytestmark = pytest.mark.releases
+
 NEW, OLD = NAMES
 IDS = torch.tensor([[1, 5, 6, 7], [1, 5, 8, 9]])
 

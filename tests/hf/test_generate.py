@@ -29,6 +29,8 @@ from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.decoding.chameleon import ImageConstraint
 
+pytestmark = pytest.mark.releases
+
 IDS = torch.tensor([[0, 0, 1, 31, 32, 3], [1, 31, 33, 34, 30, 3]])
 CALL: dict[str, Any] = {"input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 12}
 

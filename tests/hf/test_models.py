@@ -136,6 +136,7 @@ def windows_agree(name: str, guided: bool) -> bool:
     return wrong == 0
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(("name", "guided"), GUIDANCE)
 def test_windows_with_rollback_equal_single_steps(name: str, guided: bool) -> None:
     assert windows_agree(name, guided)
@@ -209,6 +210,7 @@ def test_mistakes_are_caught(mistake: str, name: str, guided: bool, monkeypatch:
 # --- Against the model's own generate -------------------------------------------------------------------------------
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(("name", "guided"), GUIDANCE)
 def test_greedy_equals_the_models_own_generate(name: str, guided: bool, attention: str) -> None:

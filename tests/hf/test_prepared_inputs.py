@@ -21,6 +21,8 @@ from mmspec.hf.caller import CODE, LOCALS
 from mmspec.hf.generate import generate
 from mmspec.hf.prepared_inputs import is_of_the_loop, refuse_unknown_inputs
 
+pytestmark = pytest.mark.releases
+
 IDS = torch.tensor([[0, 0, 1, 5, 6, 7], [1, 5, 8, 9, 10, 3]])
 MASK = (IDS != 0).long()
 CALL: dict[str, Any] = {"attention_mask": MASK, "max_new_tokens": 4, "do_sample": False}

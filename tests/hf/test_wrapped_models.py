@@ -20,6 +20,8 @@ from mmspec.hf.cache_name import RELEASE
 from mmspec.hf.causal_target import slice_head
 from mmspec.hf.generate import generate
 
+pytestmark = pytest.mark.releases
+
 RECIPES = ["plain", "sjd:window=5", "scd:window=4", "draft:window=3"]
 IDS = torch.tensor([[0, 0, 1, 31, 32, 3], [1, 31, 33, 34, 30, 3]])
 NEGATIVE = torch.tensor([[0, 1, 31], [1, 30, 33]])
