@@ -207,12 +207,12 @@ class EagleRunner:
         x, q, (k, v) = self._head.project(tokens.to(features.device), features, self._with_uncond(positions))
         seen, (rows, _, width, _), device = written(self._cache, 0, k, v, start, shift), q.shape, q.device
         prefix, recent = self._head.prefix, self._sliding_window
-        if sees is not None:
-            bias = bias_of_nodes(start, prefix, sees, rows, seen[0].shape[2], q.dtype, device, recent)
-        else:
+        if sees is None:
             # The window is that of the root: a draft of a chain attends to the drafts before it besides.
             recent = None if recent is None else recent + max(shift - prefix, 0)
             bias = bias_of_window(start, shift, rows, width, q.dtype, device, recent)
+        else:
+            bias = bias_of_nodes(start, prefix, sees, rows, seen[0].shape[2], q.dtype, device, recent)
         return self._head.finish(x, q, seen, bias)
 
     def _target_features(self) -> Tensor:

@@ -78,8 +78,12 @@ def eagle3_arguments(folder: str, config: Mapping[str, Any]) -> dict[str, Any]:
     arguments |= {name: bool(config.get(name, False)) for name in _OPTIONS}
     if sliding := sliding_arguments(folder, layer):
         arguments["sliding_window"] = sliding["sliding_window"]
+    layer_ids = config.get("eagle_aux_hidden_state_layer_ids")
+    named = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    if layer_ids is None and named is not None:  # of SpecForge, which counts the layers from 0 and means their outputs
+        layer_ids = [number + 1 for number in named]
     return arguments | {
-        "layer_ids": config.get("eagle_aux_hidden_state_layer_ids"),
+        "layer_ids": layer_ids,
         "draft_vocab_size": config.get("draft_vocab_size"),
         "qk_norm": family == "qwen3",
     }

@@ -108,6 +108,9 @@ def test_a_folder_of_angelslim(tmp_path: Path) -> None:
         load_head(tmp_path / "a")
     again = load_head(tmp_path / "a", embedding=head.embed_tokens.weight)
     assert isinstance(again, Eagle3Head) and again.layers_of(24) == (2, 12, 21)
+    angelslim(tmp_path / "b", head, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 5, 23]})  # as SpecForge
+    named = load_head(tmp_path / "b", embedding=head.embed_tokens.weight)
+    assert isinstance(named, Eagle3Head) and named.layers_of(24) == (1, 6, 24)
     assert max(eagle3_differences(again, recorded(folder_of("eagle3_llama")))) < 1e-4
 
 
