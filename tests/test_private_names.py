@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,9 @@ SMALL: dict[str, Any] = {
 
 
 def hooked_by_accelerate() -> nn.Module:
-    from accelerate.hooks import ModelHook, add_hook_to_module
-
-    return add_hook_to_module(nn.Linear(1, 1), ModelHook())
+    hooks = import_module("accelerate.hooks")
+    hooked: nn.Module = hooks.add_hook_to_module(nn.Linear(1, 1), hooks.ModelHook())
+    return hooked
 
 
 def hooked_by_diffusers() -> nn.Module:
@@ -106,7 +107,7 @@ PRIVATE: dict[str, Callable[[], bool]] = {
     "_prefix_allowed_tokens_fn": lambda: (
         logits_process.PrefixConstrainedLogitsProcessor(
             bool,
-            1,  # type: ignore[arg-type]
+            1,
         )._prefix_allowed_tokens_fn
         is bool
     ),
@@ -128,7 +129,7 @@ PRIVATE: dict[str, Callable[[], bool]] = {
     "_fused_sdp_choice": lambda: callable(torch._fused_sdp_choice),
     "_len_torch_dispatch_stack": lambda: callable(torch._C._len_torch_dispatch_stack),
     "_make_wrapper_subclass": lambda: callable(Tensor._make_wrapper_subclass),
-    "_orig_mod": lambda: isinstance(torch.compile(nn.Linear(1, 1), backend="eager")._orig_mod, nn.Linear),
+    "_orig_mod": lambda: "_orig_mod" in vars(torch.compile(nn.Linear(1, 1), backend="eager"))["_modules"],
 }
 
 
