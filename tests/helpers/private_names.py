@@ -47,7 +47,7 @@ def attributes(tree: ast.AST) -> Iterator[str]:
         match node:
             case ast.Attribute(attr=name):
                 names = [name]
-            case ast.expr(func=ast.Name(id=called), args=[_, ast.Constant(value=str(name)), *_]) if called in LOOKUPS:
+            case ast.Call(func=ast.Name(id=called), args=[_, ast.Constant(value=str(name)), *_]) if called in LOOKUPS:
                 names = [name]
             case ast.For(iter=ast.Tuple(elts=words)) | ast.comprehension(iter=ast.Tuple(elts=words)):
                 names = [word.value for word in words if isinstance(word, ast.Constant) and isinstance(word.value, str)]
