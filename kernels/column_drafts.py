@@ -15,6 +15,7 @@ from torch import Tensor
 from mmspec.kernels.backend import chosen, launchable, operator
 from mmspec.kernels.columns import ColumnNumbers
 from mmspec.kernels.forced_cells import ForcedTable, forced_cells_reference, forced_strides
+from mmspec.kernels.own_slots import own_slots, own_slots_reference
 from mmspec.kernels.philox import uniforms_reference, words
 from mmspec.kernels.softmax_stats import BEST, POINT
 from mmspec.kernels.specialization import kernel
@@ -190,21 +191,23 @@ def new_columns(positions: Tensor, cells: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def recycle_columns_reference(columns: Tensor, ints: Tensor, table: Tensor) -> None:
+def recycle_columns_reference(columns: Tensor, positions: Tensor, limits: Tensor, ints: Tensor, table: Tensor) -> None:
     """`recycle_columns` in torch, column by column."""
     left = columns.clamp(0, table.shape[-1] - 1)
-    for slot in range(columns.shape[1]):
-        table.scatter_(2, left[:, slot, :, None], ints[:, slot, :, BEST, None])
+    for row, count in enumerate(own_slots_reference(positions, limits)):
+        for slot in range(count):
+            table[row].scatter_(1, left[row, slot, :, None], ints[row, slot, :, BEST, None])
 
 
 @kernel
 def _recycle_columns(
-    columns, ints, table, width, cells, vocab, columns_row, PLACE: tl.constexpr, CELLS: tl.constexpr
+    columns, positions, limits, ints, table, width, cells, vocab, columns_row, PLACE: tl.constexpr, CELLS: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     ids = tl.arange(0, CELLS)
     inside = ids < cells
-    for slot in range(0, width):
+    start = tl.load(positions + row * width).to(tl.int32)
+    for slot in range(0, own_slots(start, tl.load(limits + row), width)):
         left = tl.load(columns + row * columns_row + slot * cells + ids, mask=inside, other=0)
         left = tl.minimum(tl.maximum(left, 0), vocab - 1)
         best = tl.load(ints + ((row * width + slot) * cells + ids) * 5 + PLACE, mask=inside, other=0)
@@ -212,22 +215,24 @@ def _recycle_columns(
 
 
 @operator("mmspec::recycle_columns", mutates_args=("table",))
-def recycle_columns(columns: Tensor, ints: Tensor, table: Tensor) -> None:
-    """Stores the most likely code of each cell of a window by the code before it; of several the last slot's.
+def recycle_columns(columns: Tensor, positions: Tensor, limits: Tensor, ints: Tensor, table: Tensor) -> None:
+    """Stores the most likely code of each cell that a row has by the code before it; of several the last slot's.
 
     Args:
         columns: int64 [B, W, K], the column before each slot: the last committed one, and the drafts.
+        positions: int64 [B, W], those of the window.
+        limits: int64 [B], the number of columns at which a row ends.
         ints: int32 [B, W, K, 5], of the distributions of the window; see `mmspec.kernels.softmax_stats`.
         table: int32 [B, K, V], contiguous.
     """
     if chosen(ints) == "torch":
-        return recycle_columns_reference(columns, ints, table)
+        return recycle_columns_reference(columns, positions, limits, ints, table)
     batch, width, cells = columns.shape
     columns = columns if columns.stride()[1:] == (cells, 1) else columns.contiguous()
     with launchable(ints):
         _recycle_columns[(batch,)](
-            columns, ints.contiguous(), table, width, cells, table.shape[-1], columns.stride(0),
-            PLACE=BEST, CELLS=triton.next_power_of_2(cells), num_warps=1,
+            columns, positions.contiguous(), limits, ints.contiguous(), table, width, cells, table.shape[-1],
+            columns.stride(0), PLACE=BEST, CELLS=triton.next_power_of_2(cells), num_warps=1,
         )  # fmt: skip
     return None
 

@@ -1,8 +1,9 @@
 """Kernel 15: stochastic n-grams: the likeliest tokens of a window are stored, and drafts are sampled from them.
 
 See `mmspec.drafters.stand`. One program per slot finds its likeliest tokens in one read of its logits, and stores them
-unless a later slot of the window has the same neighbors. One program per sequence drafts from left to right: each new
-token depends on the one before it, so that in torch every slot would be some forty launches.
+unless a later slot of the window has the same neighbors, or its row does not have it (`mmspec.kernels.own_slots`). One
+program per sequence drafts from left to right: each new token depends on the one before it, so that in torch every slot
+would be some forty launches.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from mmspec.kernels.backend import chosen, launchable, operator, warps
 from mmspec.kernels.likeliest import likeliest_reference, seek_likeliest
+from mmspec.kernels.own_slots import own_slots, own_slots_reference
 from mmspec.kernels.softmax_stats import LAST, LINE, POINT, SoftmaxStats
 from mmspec.kernels.specialization import kernel
 from mmspec.kernels.token_init import _pick, new_drafts
@@ -98,14 +100,16 @@ def draft_stored_reference(
 
 
 def store_reference(
-    p: SoftmaxStats, tokens: Tensor, rows: Tensor, positions: Tensor, drafts: Tensor, stored: Stored, line: int
-) -> None:
+    p: SoftmaxStats, tokens: Tensor, rows: Tensor, positions: Tensor, limits: Tensor, drafts: Tensor, stored: Stored,
+    line: int,
+) -> None:  # fmt: skip
     """`store` in torch, slot by slot."""
+    counts = own_slots_reference(positions, limits)
     best, shares = likeliest_reference(p, stored.tokens.shape[2])
     for row in range(len(rows)):
         start = int(positions[row, 0])
         own = [*tokens[int(rows[row]), :start].tolist(), *drafts[row].tolist()]
-        for slot in range(positions.shape[1]):
+        for slot in range(counts[row]):
             left, up = _neighbors(own[: start + slot], line)
             entry = (max(up + 1, 0) * p.shape[-1] + max(left, 0)) % stored.tokens.shape[1]
             stored.tokens[row, entry] = best[row, slot].int()
@@ -188,8 +192,8 @@ def _entry(own, drafted, start, slot, line, vocab, table_row, LINES: tl.constexp
 
 @kernel
 def _store(
-    cond, uncond, allowed, floats, ints, tokens, rows, positions, drafts, table, shares, slots, vocab, stride_row,
-    stride_slot, stride_column, most, line, width, drafts_row, table_row, count,
+    cond, uncond, allowed, floats, ints, tokens, rows, positions, limits, drafts, table, shares, slots, vocab,
+    stride_row, stride_slot, stride_column, most, line, width, drafts_row, table_row, count,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, LINES: tl.constexpr, KEPT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -199,8 +203,9 @@ def _store(
     own = tokens + tl.load(rows + row) * most
     drafted = drafts + row * drafts_row
     entry = _entry(own, drafted, start, slot, line, vocab, table_row, LINES)
-    wanted = slot >= 0
-    for later in range(slot + 1, width):
+    held = own_slots(start, tl.load(limits + row), width)
+    wanted = slot < held
+    for later in range(slot + 1, held):
         wanted = wanted & (_entry(own, drafted, start, later, line, vocab, table_row, LINES) != entry)
     if wanted:
         source = (cond, uncond, allowed, floats, ints, slots, vocab, stride_row, stride_slot, stride_column)
@@ -266,20 +271,21 @@ def draft_stored(
 @operator("mmspec::store", mutates_args=("stored_tokens", "stored_probs"))
 def store_op(
     cond: Tensor, uncond: Tensor | None, allowed: Tensor | None, floats: Tensor, ints: Tensor, tokens: Tensor,
-    rows: Tensor, positions: Tensor, drafts: Tensor, stored_tokens: Tensor, stored_probs: Tensor, line: int,
+    rows: Tensor, positions: Tensor, limits: Tensor, drafts: Tensor, stored_tokens: Tensor, stored_probs: Tensor,
+    line: int,
 ) -> None:  # fmt: skip
     """`store` with plain tensors; the first five are p."""
     stored = Stored(stored_tokens, stored_probs)
     if chosen(cond) == "torch":
         p = SoftmaxStats(cond, uncond, allowed, floats, ints)
-        return store_reference(p, tokens, rows, positions, drafts, stored, line)
+        return store_reference(p, tokens, rows, positions, limits, drafts, stored, line)
     drafts = drafts if drafts.stride(-1) == 1 else drafts.contiguous()
     (batch, width), vocab, count = positions.shape, cond.shape[-1], stored_tokens.shape[2]
     block = min(max(32, triton.next_power_of_2(vocab)), CHUNK)
     with launchable(cond):
         _store[(batch * width,)](
-            cond, uncond, allowed, floats, ints, tokens, rows, positions.contiguous(), drafts, *stored,
-            cond.shape[1], vocab, *cond.stride(), tokens.shape[1], line, width, drafts.stride(0),
+            cond, uncond, allowed, floats, ints, tokens, rows, positions.contiguous(), limits, drafts,
+            *stored, cond.shape[1], vocab, *cond.stride(), tokens.shape[1], line, width, drafts.stride(0),
             stored_tokens.shape[1], count,
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1, LINES=line > 0,
             KEPT=triton.next_power_of_2(count), BLOCK=block, num_warps=warps(block),
@@ -293,17 +299,19 @@ def _(*given: Tensor | int | None) -> None:
 
 
 def store(
-    p: SoftmaxStats, tokens: Tensor, rows: Tensor, positions: Tensor, drafts: Tensor, stored: Stored, line: int
-) -> None:
-    """Stores the likeliest tokens of each slot of a window by its neighbors; of equally likely ones the first.
+    p: SoftmaxStats, tokens: Tensor, rows: Tensor, positions: Tensor, limits: Tensor, drafts: Tensor, stored: Stored,
+    line: int,
+) -> None:  # fmt: skip
+    """Stores the likeliest tokens of each slot that a row has by its neighbors; of equally likely ones the first.
 
     Args:
         p: The distributions of the window, [B, W, V].
         tokens: int64 [rows, N], the tokens before the window, contiguous.
         rows: int64 [B], the row of `tokens` of each row.
         positions: int64 [B, W], those of the window; the first one is at least 1.
+        limits: int64 [B], the number of tokens at which a row ends.
         drafts: int64 [B, W - 1], its drafts, of any stride between rows.
         stored: The tables. Of several slots with the same neighbors the last one is stored.
         line: As in `draft_stored`.
     """
-    store_op(*p.source(), tokens, rows, positions, drafts, *stored, line)
+    store_op(*p.source(), tokens, rows, positions, limits, drafts, *stored, line)

@@ -221,6 +221,18 @@ class BatchState:
             self._row_limits = mirrored(limits, self._device_limits)
         return self._row_limits
 
+    def own_slots(self, positions: NDArray[np.int64]) -> Tensor:
+        """Which slots of a window its rows have, bool [B, W]: up to one past their end, and none of an ended row.
+
+        A window is as wide as the longest row needs. What is kept of it, or read by more than the slots after it, must
+        be of these slots alone, or a row would depend on its batch.
+
+        Args:
+            positions: Host int64 [B, W], those of the window.
+        """
+        at, limits = on_device(positions, self.device), on_device(self.limits(), self.device)[:, None]
+        return (at <= limits) & (at[:, :1] < limits)
+
     def close(self) -> None:
         """Gives up the open window, if there is one."""
         self._window = None

@@ -181,19 +181,23 @@ class BlockRunner:
         """The pass over a block: sets the hidden states and logits of all of its predictions."""
         self.calls += 1
         head, depth = self._head, self._depth
-        anchor = state.last()
-        known = np.zeros(len(anchor), dtype=np.int64)
-        if self._revealed is not None:
-            tokens, known = self._revealed
-            depth = tokens.shape[1]
-            anchor = torch.cat([anchor, tokens], dim=1)
-            self._revealed = None
+        anchor, revealed = state.last(), self._revealed
+        known: Tensor | int = 0
+        own: Tensor | None = None
+        if revealed is not None:
+            depth, self._revealed = revealed[0].shape[1], None
+            anchor = torch.cat([anchor, revealed[0]], dim=1)
         # A block is at least as long as in training.
         width = max(depth, head.count) + (not head.sample_from_anchor)
         block = F.pad(anchor, (0, max(width - anchor.shape[1], 0)))[:, :width]
         at = torch.arange(width, device=block.device)
-        masked = at > (on_device(known[:, None], block.device) if known.any() else 0)
-        block = block.masked_fill(masked, head.mask_token_id).to(head.device)
+        if revealed is not None and (depth > head.count or revealed[1].any()):
+            # A row near its end has fewer drafts than the window, and sees no more of it than its own.
+            drafts = state.own_slots(state.positions_after(np.arange(depth + 1)[None]))[:, 1:].sum(1, keepdim=True)
+            known = on_device(revealed[1], block.device)[:, None].minimum(drafts)
+            seen = at < drafts.clamp(min=head.count) + (not head.sample_from_anchor)
+            own = seen.to(head.device).repeat(1 + self._guided, 1)[:, None]
+        block = block.masked_fill(at > known, head.mask_token_id).to(head.device)
         first = self._with_uncond(state.positions_after(np.zeros((1, 1), dtype=np.int64))) + head.prefix
         slots = first + at.to(head.device)
         end = head.prefix + int(state.length.max())
@@ -206,7 +210,7 @@ class BlockRunner:
             visible = visible & (at >= on_device(self._empty[:, None], head.device))
         context = list(zip(keys.unbind(0), values.unbind(0), strict=True))
         both = block.repeat(1 + self._guided, 1)
-        hidden = head(both[:, None], slots[:, None], context, visible[:, None])[:, 0]
+        hidden = head(both[:, None], slots[:, None], context, visible[:, None], own)[:, 0]
         hidden = hidden[:, int(not head.sample_from_anchor) :][:, :depth]
         self._hidden = hidden
         if head.lm_head is None:

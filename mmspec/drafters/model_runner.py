@@ -71,8 +71,9 @@ class ModelRunner:
             self.calls += self._model.prefill().cond.shape[1]
             self._read = np.zeros_like(state.length)
         # All rows read the same number of tokens. Rows with fewer unread ones read some tokens twice, which does no
-        # harm. Rows shorter than that number repeat their last token after the root, where no output is used.
-        unread = int((state.length - self._read).max())
+        # harm, as does the last token where none is unread, after a join. Rows shorter than that number repeat their
+        # last token after the root, where no output is used.
+        unread = max(int((state.length - self._read).max()), 1)
         start = np.maximum(state.length - unread, 0)
         last = state.length - 1
         return [np.minimum(start[:, None] + np.arange(unread), last[:, None]), start, last - start]

@@ -55,7 +55,7 @@ class Recycle:
         return np.where(found >= 0, found, self._host_fallback(left, up, u))
 
     def update(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Stores the most likely token of each slot; `state` still ends where the window began.
+        """Stores the most likely token of each slot that a row has; `state` still ends where the window began.
 
         What a window stores does not depend on how much of it was accepted, so that this is done before the host knows;
         a second call for the same window does nothing.
@@ -70,15 +70,20 @@ class Recycle:
             if isinstance(verdict.p, LazyProbs):
                 self._update_by_kernel(verdict, verdict.p.stats.ints, state, draws)
                 return
-        left, up = neighbors_of_window(verdict, state)
-        self.table.scatter_(1, self._entry(left, up), verdict.p.argmax(-1).int())
+        entry, best = self._entry(*neighbors_of_window(verdict, state)), verdict.p.argmax(-1).int()
+        own = state.own_slots(draws.positions)
+        for slot in range(entry.shape[1]):  # one after the other: of slots that share an entry the last one is stored
+            here = entry[:, slot : slot + 1]
+            new = torch.where(own[:, slot : slot + 1], best[:, slot : slot + 1], self.table.gather(1, here))
+            self.table.scatter_(1, here, new)
 
     def _update_by_kernel(self, verdict: Verdict, ints: Tensor, state: BatchState, draws: WindowRNG) -> None:
         from mmspec.kernels.recycle import recycle
 
         positions = on_device(draws.positions, state.device)
         drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
-        recycle(*state.storage(), positions, drafts, ints, self.table, state.layout.width or 0, self._vocab_size)
+        limits, line = on_device(state.limits(), state.device), state.layout.width or 0
+        recycle(*state.storage(), positions, limits, drafts, ints, self.table, line, self._vocab_size)
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others."""

@@ -55,7 +55,7 @@ class StandDrafter:
         self._stored: Tensor | None = None  # the distributions that were stored last
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Stores the likeliest tokens of each slot; `state` still ends where the window began.
+        """Stores the likeliest tokens of each slot that a row has; `state` still ends where the window began.
 
         What a window stores does not depend on how much of it was accepted, so that this is done before the host knows;
         a second call for the same window does nothing.
@@ -71,15 +71,18 @@ class StandDrafter:
             if isinstance(verdict.p, LazyProbs):
                 drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
                 positions, stored = on_device(draws.positions, state.device), Stored(self._tokens, self._probs)
-                store(verdict.p.stats, *state.storage(), positions, drafts, stored, state.layout.width or 0)
+                limits, line = on_device(state.limits(), state.device), state.layout.width or 0
+                store(verdict.p.stats, *state.storage(), positions, limits, drafts, stored, line)
                 return
         left, up = neighbors_of_window(verdict, state)
         tokens, probs = likeliest(verdict.p, self._tokens.shape[-1])
         entry = table_entry(left, up, self._vocab_size, self._tokens.shape[1])
-        rows = torch.arange(len(entry), device=entry.device)
+        rows, own = torch.arange(len(entry), device=entry.device), state.own_slots(draws.positions)
         for slot in range(entry.shape[1]):  # one after the other: two slots of a window may share an entry
-            self._tokens[rows, entry[:, slot]] = tokens[:, slot].int()
-            self._probs[rows, entry[:, slot]] = probs[:, slot] / probs[:, slot].sum(-1, keepdim=True)
+            at, kept = (rows, entry[:, slot]), own[:, slot, None]
+            shares = probs[:, slot] / probs[:, slot].sum(-1, keepdim=True)
+            self._tokens[at] = torch.where(kept, tokens[:, slot].int(), self._tokens[at])
+            self._probs[at] = torch.where(kept, shares, self._probs[at])
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others."""

@@ -57,16 +57,25 @@ class ToyTarget:
     Args:
         batch_size: B.
         vocab_size: V.
-        length: Sequence length N; a table has (V**N - 1) / (V - 1) rows.
+        length: Sequence length N.
         seed: Seed of the tables.
         guided: Whether the model has unconditional logits too.
         spread: Standard deviation of the logits.
+        memory: Tokens M that a distribution depends on, the last ones; None for all. A table has a row for each prefix
+            of up to M tokens, or N - 1.
     """
 
     forces_firsts = False
 
     def __init__(
-        self, batch_size: int, vocab_size: int, length: int, seed: int, guided: bool = False, spread: float = 1.2
+        self,
+        batch_size: int,
+        vocab_size: int,
+        length: int,
+        seed: int,
+        guided: bool = False,
+        spread: float = 1.2,
+        memory: int | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.length = length
@@ -74,16 +83,16 @@ class ToyTarget:
         self.frame_size = FRAME
         self.short_cache = self.can_skip_layers = self.can_reuse_updates = True
         self.device = torch.device("cpu")
-        starts = np.cumsum([0] + [vocab_size**n for n in range(length)])
-        self._first = torch.from_numpy(starts)  # row of the first prefix of each length
+        # The row of the first prefix of each length, the number of rows, and that of prefixes that are told apart.
+        self._first, rows, self._count = prefix_rows(vocab_size, length, memory)
         # The table of the whole model, then those of its first layer, of its first two layers, and so on.
         generators = [torch.Generator().manual_seed(s) for s in table_seeds(seed)]
-        shape = int(starts[-1]), vocab_size
+        shape = rows, vocab_size
         self._tables = [[torch.randn(shape, generator=g) * spread for _ in range(1 + guided)] for g in generators]
         self._features = self._layer_features = self._exit_features = torch.empty(0)
         self._collected: tuple[int, ...] = ()
         self._read = torch.empty(0, dtype=torch.int64)  # rows of the tables that the last full call has read, [B, W]
-        # The cache: the prefix x_1 .. x_n as a number in base V, by row and n.
+        # The cache: the prefix x_1 .. x_n, or its last M tokens, as a number in base V, by row and n.
         self._number = torch.zeros(batch_size, length + 1, dtype=torch.int64)
 
     def logits(self, length: Tensor, number: Tensor, early_exit: EarlyExit | None = None) -> Logits:
@@ -158,7 +167,8 @@ class ToyTarget:
         lengths, numbers = [], []
         for i in range(tokens.shape[1]):
             length = (start + i + 1).clamp(max=self.length)
-            number = torch.where(start + i < self.length, number * self.vocab_size + tokens[:, i], number)
+            longer = (number * self.vocab_size + tokens[:, i]) % self._count
+            number = torch.where(start + i < self.length, longer, number)
             self._number[row_ids, length] = number
             inside = length < self.length  # past the end there is no distribution, and any row serves
             lengths.append(torch.where(inside, length, 0))
@@ -180,7 +190,8 @@ class ToyTarget:
             before = at if entry == 0 else at + 1 + parents[:, entry - 1]
             length = torch.from_numpy(at + 1 + tree.depth[:, entry])
             number = self._number[row_ids, before]
-            number = torch.where(length <= self.length, number * self.vocab_size + tokens[:, i], number)
+            longer = (number * self.vocab_size + tokens[:, i]) % self._count
+            number = torch.where(length <= self.length, longer, number)
             self._number[row_ids, at + 1 + entry] = number
             inside = length < self.length
             lengths.append(torch.where(inside, length, 0))
@@ -228,6 +239,7 @@ class ColumnToy:
         seed: Seed of the tables.
         guided: Whether the model has unconditional logits too.
         spread: Standard deviation of the logits.
+        memory: Columns that a distribution depends on, the last ones; None for all.
     """
 
     def __init__(
@@ -239,6 +251,7 @@ class ColumnToy:
         seed: int,
         guided: bool = False,
         spread: float = 1.2,
+        memory: int | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.codebooks = codebooks
@@ -246,9 +259,8 @@ class ColumnToy:
         self.layers = LAYERS
         self.device = torch.device("cpu")
         self.columns = vocab_size**codebooks
-        starts = np.cumsum([0] + [self.columns**n for n in range(length)])
-        self._first = torch.from_numpy(starts)
-        shape = (int(starts[-1]), codebooks, vocab_size)
+        self._first, rows, self._count = prefix_rows(self.columns, length, memory)
+        shape = rows, codebooks, vocab_size
         generators = [torch.Generator().manual_seed(s) for s in table_seeds(seed)]
         self._tables = [[torch.randn(shape, generator=g) * spread for _ in range(1 + guided)] for g in generators]
         # The cache: the prefix of n columns as a number in base V**K, by row and n.
@@ -280,7 +292,8 @@ class ColumnToy:
         lengths, numbers = [], []
         for i, column in enumerate(self.number(tokens).unbind(1)):
             length = (start + i + 1).clamp(max=self.length)
-            number = torch.where(start + i < self.length, number * self.columns + column, number)
+            longer = (number * self.columns + column) % self._count
+            number = torch.where(start + i < self.length, longer, number)
             self._number[row_ids, length] = number
             inside = length < self.length  # past the end there is no distribution, and any row serves
             lengths.append(torch.where(inside, length, 0))
@@ -321,6 +334,22 @@ class MaskedToy:
 
     def join(self, other: MaskedToy, row_ids: Sequence[int]) -> None:
         pass
+
+
+def prefix_rows(vocab_size: int, length: int, memory: int | None) -> tuple[Tensor, int, int]:
+    """The rows of a toy's tables, one for each prefix of up to N - 1 tokens; longer ones than M share those of M.
+
+    Args:
+        vocab_size: V.
+        length: N.
+        memory: M; None for N.
+
+    Returns:
+        The first row of prefixes of each length, int64 [N]; the number of rows; the largest number of a prefix plus 1.
+    """
+    longest = length if memory is None else min(memory, length)
+    starts = np.cumsum([0] + [vocab_size**n for n in range(min(longest + 1, length))])
+    return torch.from_numpy(starts[np.arange(length).clip(max=longest)]), int(starts[-1]), vocab_size**longest
 
 
 def table_seeds(seed: int) -> Sequence[int]:
@@ -387,7 +416,12 @@ def toy_eagle3(vocab_size: int, seed: int, draft_vocab_size: int | None = None) 
 
 
 def toy_resources(
-    batch_size: int, vocab_size: int, layout: Layout, seed: int, sampling: Sequence[SamplingParams]
+    batch_size: int,
+    vocab_size: int,
+    layout: Layout,
+    seed: int,
+    sampling: Sequence[SamplingParams],
+    memory: int | None = None,
 ) -> DraftResources:
     """Everything that drafters and rules may use with `ToyTarget`, at random: the draft model is another toy.
 
@@ -397,17 +431,19 @@ def toy_resources(
         layout: Layout of the sequences.
         seed: Seed of the resources.
         sampling: Sampling parameters of the draft model, one per row.
+        memory: Of the draft models; see `ToyTarget`.
     """
+    toy = partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000, memory=memory)
     generator = torch.Generator().manual_seed(seed)
     table = NGramTable(torch.randint(vocab_size, (vocab_size + 1, vocab_size), generator=generator))
     codebook = Codebook(torch.randn(vocab_size, 2, generator=generator))
     return DraftResources(
         table,
-        partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000),
+        toy,
         sampling,
         lambda: codebook,
         heads=dict(toy_heads(vocab_size, layout.width, seed)),
-        guided_draft_model=partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000, True),
+        guided_draft_model=partial(toy, guided=True),
         masked_model=partial(MaskedToy, vocab_size, layout, seed + 2000),
     )
 
@@ -452,6 +488,12 @@ class ToyBackbone:
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._states = self._states[row_ids]
+
+    def can_join(self, other: object) -> bool:
+        return isinstance(other, ToyBackbone)
+
+    def join(self, other: ToyBackbone, row_ids: list[int]) -> None:
+        self._states = put_rows(self._states, other._states, row_ids)
 
 
 class ToyHead:

@@ -170,6 +170,8 @@ def _new_block(sizes: HeadSizes, settings: TrainingSettings) -> BlockHead:
         rope_theta=sizes.rope_theta,
         grid_size=sizes.grid_size,
         max_position_embeddings=sizes.layout.length + 1,
+        # No layer has a window, but vLLM applies what this says to all of them.
+        sliding_window_non_causal=True,
     )
 
 

@@ -245,19 +245,23 @@ def test_forced_cells_become_point_masses(
 
 
 def test_recycled_codes_are_those_of_the_drafter(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codes occur several times in a window; the last slot wins."""
+    """Codes occur several times in a window; the last slot that a row has wins. The last row has ended."""
     vocab, cells = 3, 4
     state = BatchState([1, 2, 3], Layout(LENGTH, cell=(cells,)), 8, torch.device("cpu"))
     state._tokens[:, 0] = torch.randint(vocab + 2, (3, cells))
-    state._lengths[:] = 1
+    state._lengths[:], state._limits[:] = 1, [LENGTH, 3, 1]
+    draws = WindowRNG(state.rng, state.positions(6), 0)
+    positions, limits = (torch.from_numpy(each).to(device) for each in (draws.positions, state.limits()))
     drafts, p = torch.randint(vocab + 2, (3, 5, cells)), torch.rand(3, 6, cells, vocab)
     recycle = ColumnRecycle(3, cells, vocab, torch.device("cpu"))
     before = recycle.table.clone()
-    recycle.update(Verdict(drafts, np.zeros(3, dtype=np.int64), p, Draft(drafts, p[:, :5])), state)
+    recycle.update(Verdict(drafts, np.zeros(3, dtype=np.int64), p, Draft(drafts, p[:, :5])), state, draws)
     ints = torch.randint(50, (3, 6, cells, 5), dtype=torch.int32)
     ints[..., softmax_stats.BEST] = p.argmax(-1)
     for kernels in ("triton", "torch"):
         monkeypatch.setenv("MMSPEC_KERNELS", kernels)
         table = before.clone().to(device)
-        column_drafts.recycle_columns(torch.cat([state.last(), drafts], dim=1).to(device), ints.to(device), table)
-        assert torch.equal(table.cpu(), recycle.table) and not torch.equal(table.cpu(), before)
+        columns = torch.cat([state.last(), drafts], dim=1).to(device)
+        column_drafts.recycle_columns(columns, positions, limits, ints.to(device), table)
+        assert torch.equal(table.cpu(), recycle.table)
+        assert [torch.equal(*each) for each in zip(table.cpu(), before, strict=True)] == [False, False, True]

@@ -64,15 +64,23 @@ def close(ours: stand.Stored, theirs: stand.Stored) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "width", "vocab", "forced"),
-    [(0, 6, 7, None), (3, 5, 300, "each row"), (8, 6, 40, "all rows"), (0, 1, 20, None), (4, 6, 7, None)],
-)
+    ("line", "width", "vocab", "forced", "left"),
+    [
+        (0, 6, 7, None, (8, 2, 1)), (3, 5, 300, "each row", (9, 9, 9)), (8, 6, 40, "all rows", (0, 9, 4)),
+        (0, 1, 20, None, (9, 9, 9)), (4, 6, 7, None, (9, 9, 9)),
+    ],
+)  # fmt: skip
 def test_drafts_and_tables_are_those_of_the_drafter(
-    device: torch.device, line: int, width: int, vocab: int, forced: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What two windows store, and what is drafted from it, with cuts that leave few tokens."""
+    device: torch.device, line: int, width: int, vocab: int, forced: str | None, left: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What two windows store, and what is drafted from it, with cuts that leave few tokens.
+
+    The rows have `left` tokens more: some end in the window, or have ended.
+    """
     fallback: Any = repeat_up if line else repeat_left
     drafter, state = StandDrafter(3, vocab, fallback, CPU), state_of(line, vocab, forced)
+    state._limits[:] = state.length + left
     monkeypatch.setattr(stand, "CHUNK", 128)
     ours = stored_of(drafter, device)
     order = torch.tensor([2, 0, 1], device=device)
@@ -85,14 +93,14 @@ def test_drafts_and_tables_are_those_of_the_drafter(
         p /= p.sum(-1, keepdim=True)
         drafts = torch.randint(3, (3, width - 1))
         drafter.observe(Verdict(drafts, np.zeros(3, dtype=np.int64), p, Draft(drafts, p)), state, draws)
-        positions = torch.from_numpy(draws.positions).to(device)
+        positions, limits = (torch.from_numpy(each).to(device) for each in (draws.positions, state.limits()))
         wide = torch.cat([drafts, drafts], dim=1).to(device)[:, : width - 1]  # not contiguous
         again = stand.Stored(*(one.clone() for one in ours))
         stats = softmax_stats.stats_of_probs(p.to(device))
-        stand.store(stats, storage, order, positions, wide, ours, line)
+        stand.store(stats, storage, order, positions, limits, wide, ours, line)
         with monkeypatch.context() as patch:
             patch.setenv("MMSPEC_KERNELS", "torch")
-            stand.store(stats, storage, order, positions, wide, again, line)
+            stand.store(stats, storage, order, positions, limits, wide, again, line)
         close(ours, again)
         close(ours, stored_of(drafter, CPU))
     assert (ours.probs > 0).any()
@@ -129,7 +137,7 @@ def test_equally_likely_tokens_are_stored_in_order(device: torch.device, monkeyp
     )
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     tokens, positions = torch.zeros(1, 5, dtype=torch.int64, device=device), torch.tensor([[2]], device=device)
-    stand.store(softmax_stats.stats_of_probs(p / p.sum()), tokens, zero, positions, tokens[:, :0], stored, 0)
+    stand.store(softmax_stats.stats_of_probs(p / p.sum()), tokens, zero, positions, zero + 9, tokens[:, :0], stored, 0)
     assert stored.tokens[stored.probs[..., 0] > 0].tolist() == [list(range(1, 48, 3))]
 
 

@@ -138,12 +138,14 @@ def test_a_sibling_without_a_distribution_is_reported(device: torch.device, monk
 
 @pytest.mark.parametrize("line", [0, 1, 3, 8])
 @pytest.mark.parametrize("width", [1, 6])
+@pytest.mark.parametrize("ends", [False, True])
 def test_recycled_tokens_are_the_core_s(
-    device: torch.device, line: int, width: int, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, line: int, width: int, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What two windows store, and the drafts that are made of it."""
+    """What two windows store, and the drafts that are made of it, with rows that end in the window or have ended."""
     fallback: Any = repeat_up if line else repeat_left
     kept, state = Recycle(3, VOCAB, fallback, CPU), state_of(line)
+    state._limits[:] = state.length + [0, width + 1, 2] if ends else LENGTH
     table = torch.full(kept.table.shape, -1, dtype=torch.int32, device=device)
     order = torch.tensor([2, 0, 1], device=device)
     for _ in range(2):
@@ -155,13 +157,14 @@ def test_recycled_tokens_are_the_core_s(
         ints[..., softmax_stats.BEST] = p.argmax(-1)
         storage, positions = state._tokens[[1, 2, 0]].to(device), torch.from_numpy(draws.positions).to(device)
         wide = torch.cat([drafts, drafts], dim=1).to(device)[:, : width - 1]  # not contiguous
-        given = storage, order, positions, wide, ints.to(device)
+        given = storage, order, positions, torch.from_numpy(state.limits()).to(device), wide, ints.to(device)
         again = table.clone()
         recycle.recycle(*given, table, line, VOCAB)
         with monkeypatch.context() as patch:
             patch.setenv("MMSPEC_KERNELS", "torch")
             recycle.recycle(*given, again, line, VOCAB)
         assert torch.equal(table.cpu(), kept.table) and torch.equal(again, table)
+        assert bool((table[0] == -1).all()) == ends
     positions = torch.from_numpy(state.positions(6)).to(device)
     drafting: tuple[Any, ...] = storage, order, positions, None, token_init.RECYCLE, line, VOCAB, table
     found = token_init.draft_window(*drafting).window

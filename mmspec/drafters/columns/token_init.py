@@ -67,8 +67,8 @@ class ColumnRecycle:
     def __call__(self, left: Tensor, u: Tensor) -> Tensor:
         return self.table.gather(2, left[..., None])[..., 0].long()
 
-    def update(self, verdict: Verdict, state: BatchState) -> None:
-        """Stores the most likely token of each slot; `state` still ends where the window began.
+    def update(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """Stores the most likely token of each slot that a row has; `state` still ends where the window began.
 
         What a window stores does not depend on how much of it was accepted, so that this is done before the host knows;
         a second call for the same window does nothing.
@@ -85,12 +85,15 @@ class ColumnRecycle:
             if isinstance(p, LazyProbs):
                 window = verdict.draft.window if p.shape[1] > 1 else state.last()
                 read = torch.cat([state.last(), verdict.draft.tokens], dim=1) if window is None else window
-                recycle_columns(read, p.stats.ints, self.table)
+                positions, limits = (on_device(each, state.device) for each in (draws.positions, state.limits()))
+                recycle_columns(read, positions, limits, p.stats.ints, self.table)
                 return
         left = state.last() if p.shape[1] == 1 else torch.cat([state.last(), verdict.draft.tokens], dim=1)
-        # Slot by slot, so that if a token occurs twice the later slot wins.
-        for before, dist in zip(entries(left, p.shape[-1]).unbind(1), p.unbind(1), strict=True):
-            self.table.scatter_(2, before[..., None], dist.argmax(-1, keepdim=True).int())
+        entry, best = entries(left, p.shape[-1])[..., None], p.argmax(-1, keepdim=True).int()
+        own = state.own_slots(draws.positions)[..., None, None]
+        for slot in range(p.shape[1]):  # one after the other: if a token occurs twice, the later slot wins
+            new = torch.where(own[:, slot], best[:, slot], self.table.gather(2, entry[:, slot]))
+            self.table.scatter_(2, entry[:, slot], new)
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others."""
@@ -176,7 +179,7 @@ class ColumnInitDrafter:
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`; it does not need the counts."""
         if self._recycle is not None:
-            self._recycle.update(verdict, state)
+            self._recycle.update(verdict, state, draws)
 
     def select_rows(self, row_ids: list[int]) -> None:
         if self._recycle is not None:
