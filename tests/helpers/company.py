@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tiny_speech
 import torch
+from frame_models import random_head
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
@@ -20,6 +21,7 @@ from mmspec.batching.request import DecodingBatch, PreparedRows
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.heads.frame import FrameHead
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import (
@@ -130,8 +132,14 @@ class Frames:
         draft = small if recipe.needs_draft_model else None
         if not self.ahead:
             return PreparedFrames(model, spec, DraftResources(), draft).batch(recipe, seeds(rows))
-        made = prepare_frame_windows(model, recipe, spec, len(rows), self.ahead, draft)
+        heads = {"frame": _frame_head(model.vocab_size)} if recipe.drafts_frames else {}
+        made = prepare_frame_windows(model, recipe, spec, len(rows), self.ahead, draft, heads=heads)
         return made.batch(made.recipe or recipe, seeds(rows))
+
+
+@cache
+def _frame_head(codes: int) -> FrameHead:
+    return random_head(codes - 1, 24, 4)
 
 
 _csm = cache(partial(tiny_speech.csm, codes=4))  # rows that join have the same model
