@@ -19,7 +19,7 @@ BLOCK = 256
 
 @kernel
 def _attention_bias(
-    starts, sees, out, starts_row, shift, batch, width, end, nodes, sees_row, sees_entry,
+    starts, sees, out, starts_row, shift, recent, batch, width, end, nodes, sees_row, sees_entry,
     TREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     line = tl.program_id(0).to(tl.int64)
@@ -27,12 +27,12 @@ def _attention_bias(
     slots = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     latest = tl.load(starts + row * starts_row) + shift
     if TREE:
-        visible = slots <= latest
+        visible = (slots <= latest) & (slots > latest - recent)
         node = slots - latest - 1
         inside = (node >= 0) & (node < nodes)
         visible |= tl.load(sees + row * sees_row + entry * sees_entry + node, mask=inside, other=0) != 0
     else:
-        visible = slots <= latest + entry
+        visible = (slots <= latest + entry) & (slots > latest + entry - recent)
     tl.store(out + line * end + slots, tl.where(visible, 0.0, float("-inf")), mask=slots < end)
 
 
@@ -55,7 +55,7 @@ def _store_window(
 
 @operator("mmspec::attention_bias", mutates_args=())
 def attention_bias(
-    starts: Tensor, shift: int, sees: Tensor | None, rows: int, width: int, end: int, dtype: torch.dtype
+    starts: Tensor, shift: int, sees: Tensor | None, rows: int, width: int, end: int, dtype: torch.dtype, recent: int
 ) -> Tensor:
     """Numbers to add to attention scores, [R, 1, W, end]: 0 for slots that a token attends to, else minus infinity.
 
@@ -69,37 +69,42 @@ def attention_bias(
         width: W.
         end: The number of slots that are read.
         dtype: Of the result.
+        recent: The most slots that a token attends to, the latest of those that `shift` allows; `end` for all. Nodes
+            are not counted.
     """
     if chosen(starts) == "torch":
-        return attention_bias_reference(starts, shift, sees, rows, width, end, dtype)
+        return attention_bias_reference(starts, shift, sees, rows, width, end, dtype, recent)
     out = torch.empty(rows, 1, width, end, dtype=dtype, device=starts.device)
     nodes, strides = (0, (0, 0)) if sees is None else (sees.shape[2], (sees.stride(0), sees.stride(1)))
     with launchable(out):
         _attention_bias[(rows * width, triton.cdiv(end, BLOCK))](
-            starts, None if sees is None else sees.view(torch.int8), out, starts.stride(0), shift, len(starts), width,
-            end, nodes, 0 if sees is None or len(sees) == 1 else strides[0], strides[1],
+            starts, None if sees is None else sees.view(torch.int8), out, starts.stride(0), shift, recent, len(starts),
+            width, end, nodes, 0 if sees is None or len(sees) == 1 else strides[0], strides[1],
             TREE=sees is not None, BLOCK=BLOCK, num_warps=2,
         )  # fmt: skip
     return out
 
 
 @attention_bias.register_fake
-def _(starts: Tensor, shift: int, sees: Tensor | None, rows: int, width: int, end: int, dtype: torch.dtype) -> Tensor:
+def _(
+    starts: Tensor, shift: int, sees: Tensor | None, rows: int, width: int, end: int, dtype: torch.dtype, recent: int
+) -> Tensor:
     return torch.empty(rows, 1, width, end, dtype=dtype, device=starts.device)
 
 
 def attention_bias_reference(
-    starts: Tensor, shift: int, sees: Tensor | None, rows: int, width: int, end: int, dtype: torch.dtype
+    starts: Tensor, shift: int, sees: Tensor | None, rows: int, width: int, end: int, dtype: torch.dtype, recent: int
 ) -> Tensor:
     """`attention_bias` in torch."""
     latest, slots = (starts + shift)[:, None, None], torch.arange(end, device=starts.device)
     if sees is None:
-        visible = slots <= latest + torch.arange(width, device=starts.device)[:, None]
+        own = latest + torch.arange(width, device=starts.device)[:, None]
+        visible = (slots <= own) & (slots > own - recent)
     else:
         node = (slots - latest - 1).expand(-1, width, -1)
         inside = (node >= 0) & (node < sees.shape[2])
         of_nodes = sees.expand(len(starts), -1, -1).gather(2, node.clamp(0, sees.shape[2] - 1))
-        visible = (slots <= latest) | (inside & of_nodes)
+        visible = ((slots <= latest) & (slots > latest - recent)) | (inside & of_nodes)
     bias = torch.where(visible, 0.0, -torch.inf).to(dtype)
     return bias.repeat(rows // len(starts), 1, 1)[:, None]
 

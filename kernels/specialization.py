@@ -22,7 +22,7 @@ COUNTS = {
     "previous", "total", "depth", "starts_row", "shift", "end", "nodes", "size",
     "sees_row", "sees_entry", "cache_row", "cache_head", "cache_slot",
     "k_row", "k_head", "k_slot", "v_row", "v_head", "v_slot",
-    "columns_row", "prefix", "room", "read", "steps", "marker", "searched", "begin", "latest",
+    "columns_row", "prefix", "recent", "room", "read", "steps", "marker", "searched", "begin", "latest",
     "tokens_row", "tokens_slot", "top_k",
 }  # fmt: skip
 WIDE = {"cond", "uncond", "q_cond", "q_uncond", "allowed", "q_allowed", "vectors", "draft_probs"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
 from mmspec import __version__
+from mmspec.versions import installed
 
 
 def environment() -> dict[str, str | int | None]:
@@ -23,10 +23,12 @@ def environment() -> dict[str, str | int | None]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "transformers": _version("transformers"),
-        "diffusers": _version("diffusers"),
+        "transformers": installed("transformers"),
+        "diffusers": installed("diffusers"),
+        "huggingface_hub": installed("huggingface_hub"),
         "torchaudio": _importable("torchaudio"),
-        "triton": _version("triton"),
+        "torchmetrics": installed("torchmetrics"),
+        "triton": installed("triton"),
         "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "cpus": len(os.sched_getaffinity(0)),
@@ -34,16 +36,9 @@ def environment() -> dict[str, str | int | None]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _importable(package: str) -> str | None:
     """The version, followed by the reason if the import fails; None if the package is not installed."""
-    number = _version(package)
+    number = installed(package)
     if number is None:
         return None
     try:

@@ -10,7 +10,7 @@
 | `dpg` | images | DPG-Bench: share of a prompt's statements shown, by a network that answers questions |
 | `geneval`, `geneval@TASK` | images | GenEval: share of prompts whose objects, counts, colors and places are right |
 | `diversity@X` | both | mean distance between seeds of one prompt, over features of X |
-| `dnsmos` | speech | DNSMOS (overall), needs `pip install "mmspec[dnsmos]"`, which holds the weights |
+| `dnsmos` | speech | DNSMOS (overall), needs the extra of that name, which holds the weights |
 | `utmos` | speech | UTMOS22 (strong), needs its weights |
 | `cmmd` | images | CMMD to the reference, needs weights of CLIP |
 | `fid`, `kid`, `is` | images | the standard definitions, need weights of Inception |

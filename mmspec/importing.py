@@ -1,4 +1,4 @@
-"""Imports what a name "module:attribute" points to."""
+"""Imports what a name "module:attribute" points to, and says how to install what is missing."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ def resolve(where: str) -> Any:
         reason = " ".join(str(error).split())
         raise PluginError(f"plug-in {where!r} cannot be loaded: {type(error).__name__}: {reason}") from error
     return found
+
+
+def install_extra(extras: str) -> str:
+    """How to install optional dependencies, for messages.
+
+    Args:
+        extras: Their names in pyproject.toml, such as "ray,serve".
+    """
+    # mmspec has no release: an index that is asked for its name would install something else.
+    return f"run pip install '.[{extras}]' in a checkout of mmspec"

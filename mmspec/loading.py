@@ -13,6 +13,7 @@ from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_m
 from mmspec.hub.published import refuse_infinity, refuse_layout, refuse_original
 from mmspec.importing import resolve
 from mmspec.registry import Info, plugins
+from mmspec.versions import warn_untested
 
 MODELS = {
     "shapes": Info("64x64 images of colored shapes; ships with mmspec", "mmspec.vision.shapes.model:load"),
@@ -188,6 +189,7 @@ def load(
         ArgumentError: If the device cannot be used, the model class has no adapter, the model does not have an option,
             or an argument is unknown.
     """
+    warn_untested()
     refuse_unknown(unknown)
     check_arguments(model, tokenizer, config, drafter)
     with hub.hub_access(hub.HubAccess(cache_dir, token, preferred_weights(config))):

@@ -7,6 +7,7 @@ from typing import Any
 
 from mmspec.arguments import check_integer, shown
 from mmspec.errors import ArgumentError
+from mmspec.importing import install_extra
 from mmspec.recipes import parse
 
 MAX_WAITING = 1024  # requests of a model that may wait in a replica
@@ -60,7 +61,7 @@ def deployment(
     try:
         from ray import serve
     except ImportError:
-        raise ArgumentError("Ray Serve is not installed; pip install 'mmspec[ray,serve]'") from None
+        raise ArgumentError(f"Ray Serve is not installed; {install_extra('ray,serve')}") from None
     build = _builder(names, recipe, max_rows, device or ("cuda" if num_gpus else "cpu"), tuple(api_keys))
     scaling = {"min_replicas": min_replicas, "max_replicas": max_replicas, "target_ongoing_requests": max_rows}
     made = serve.deployment(serve.ingress(build)())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,56 @@ def test_names_and_paths_exist(page: Path) -> None:
     folders = "|".join(("mmspec", "vision", "audio", "kernels", "metrics", "tests", "examples", r"\.ci"))
     paths = set(re.findall(rf"(?<![\w./-])(?:{folders})/[\w./-]*\w", text))
     assert not [path for path in sorted(paths) if not (ROOT / path).exists() and "NAME" not in path]
+
+
+# What installs a package by the name "mmspec" from an index, where that name is not this project's: a command, a name
+# with extras, a line of requirements, a page of the index.
+NAME = "mmspec"
+BY_NAME = "|".join(
+    (
+        rf"(?:install|add|uvx|pipx run)(?: +-[-\w=]+)* +[\"'`]?{NAME}\b(?![./-])",
+        rf"{NAME}\[",
+        rf"pypi\.org/\w+/{NAME}",
+        rf"^ *[\"']?{NAME} *[<>=~!]=",
+        rf"\A{NAME}\s*\Z",
+    )
+)
+
+
+def installs_by_name(text: str) -> list[str]:
+    return [found[0] for found in re.finditer(BY_NAME, text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"pip install {NAME}", True),
+        (f"`pip install -U --quiet {NAME}==0.1`", True),
+        (f"pip install '{NAME}[ray]'", True),
+        (f"uv add {NAME}", True),
+        (f"needs {NAME}[video]", True),
+        (f"https://pypi.org/project/{NAME}", True),
+        (f"{NAME}\n", True),
+        (f"torch\n{NAME}>=0.1\n", True),
+        (f'dependencies = [\n    "{NAME}>=0.1"\n]', True),
+        ("pip install .", False),
+        ("pip install '.[ray]'", False),
+        (f"pip install ./{NAME}", False),
+        (f"install {NAME}.rules", False),
+        (f"docker build -t {NAME} .", False),
+        (f"{NAME} image", False),
+    ],
+)
+def test_installing_by_name_is_found(text: str, found: bool) -> None:
+    assert bool(installs_by_name(text)) is found
+
+
+def test_no_file_installs_mmspec_by_its_name() -> None:
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = {}
+    for name in files:
+        if (ROOT / name).is_file():
+            found[name] = installs_by_name((ROOT / name).read_text(errors="replace"))
+    assert len(found) > 1000
+    assert {name: phrases for name, phrases in found.items() if phrases} == {}

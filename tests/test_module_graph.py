@@ -38,6 +38,7 @@ LAYERS = (
         "mmspec.keywords",
         "mmspec.distributed",
         "mmspec.setup_work",
+        "mmspec.versions",
     ),
     ("mmspec.documents", "mmspec.locks"),
     ("mmspec.kernels",),

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from mmspec.versions import TESTED
+
 ROOTS = {
     "mmspec": "mmspec",
     "vision": "mmspec.vision",
@@ -206,14 +208,17 @@ def test_the_lowest_versions_are_those_that_are_promised(root: Path, settings: d
         assert f"{lowest[name]}.".startswith(f"{bound}."), name
 
 
-def test_packages_whose_insides_are_used_have_an_upper_bound(settings: dict[str, Any]) -> None:
-    bounded = {re.split(r"[<>=]", one)[0] for one in settings["project"]["dependencies"] if "<" in one}
-    assert {
-        "torch",
-        "torchaudio",
-        "transformers",
-        "diffusers",
-        "torchmetrics",
-        "huggingface_hub",
-        "safetensors",
-    } <= bounded
+def test_upper_bounds_end_at_the_newest_tested_release(settings: dict[str, Any]) -> None:
+    found = {}
+    for requirement in settings["project"]["dependencies"]:
+        name, bounds = re.fullmatch(r"([\w-]+)([^;]*).*", requirement).groups()  # type: ignore[union-attr]
+        found[name] = bounds
+    for name, (lowest, newest) in TESTED.items():
+        major, minor = newest.split(".")
+        assert found[name] == f">={lowest},<{major}.{int(minor) + 1}", name
+
+
+def test_the_table_of_versions_is_that_of_the_tests(root: Path) -> None:
+    text = (root / "docs" / "compatibility.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+    assert {name: (lowest, newest) for name, lowest, newest in rows} == TESTED

@@ -20,6 +20,7 @@ from mmspec.arguments import shown
 from mmspec.documents import one_line
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
+from mmspec.importing import install_extra
 
 # What Pillow reads, moving or not.
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
@@ -104,7 +105,7 @@ def require_video(path: Path) -> ModuleType:
         import av
     except ImportError:
         raise ArgumentError(
-            f"{shown(str(path))} needs the extra `video` (pip install 'mmspec[video]'); without it "
+            f"{shown(str(path))} needs the extra `video` ({install_extra('video')}); without it "
             f"{', '.join(IMAGES)} are read and {', '.join(VIDEOS[1:])} are written"
         ) from None
     return av

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from mmspec.audio.codec import CodecStream
 from mmspec.checkpoint import building, check_tensors, count_blocks, read_tensors
 from mmspec.errors import ModelError
+from mmspec.hf.cache_name import cache_input, cache_of
 
 FILE = "decoder.pth"
 FRAMES, HOP, BINS = 4, 512, 1025  # frames per token, samples per frame, and bins of a frame
@@ -170,10 +171,10 @@ class SopranoStream:
             unread = self._unread.to(tokens.device)
             out = self._language_model.base_model(
                 input_ids=torch.cat([unread, tokens[:, :-1]], dim=1).to(self._language_model.device),
-                past_key_values=self._past,
                 use_cache=True,
+                **cache_input(self._language_model.base_model, self._past),
             )
-            self._past, self._unread = out.past_key_values, tokens[:, -1:]
+            self._past, self._unread = cache_of(out), tokens[:, -1:]
             new = out.last_hidden_state[:, -count:].float()
             self._features = torch.cat([self._features.to(new.device), new], dim=1)
         return self._decode(self._first + self._features.shape[1] - 1 - self._reach)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.errors import ModelError
+from mmspec.hf.cache_name import cache_name
 
 
 class StreamState:
@@ -159,6 +160,7 @@ class SlidingKeys(Cache):
 
     def __init__(self, transformer: nn.Module, state: StreamState) -> None:
         config: Any = transformer.config
+        self._name = cache_name(transformer)
         if not config.sliding_window:
             raise ModelError("the codec cannot be streamed: its transformer has no sliding window")
         self._before, dtype = int(config.sliding_window) - 1, next(transformer.parameters()).dtype
@@ -182,6 +184,6 @@ class SlidingKeys(Cache):
         return {
             "attention_mask": mask[:, None],
             "position_ids": position_ids,
-            "past_key_values": self,
             "use_cache": True,
+            self._name: self,
         }

@@ -23,7 +23,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target
-from mmspec.decoding.window_policy import WindowPolicy
+from mmspec.decoding.window_policy import Committed, WindowPolicy
 from mmspec.engine import build_rule, run_rows
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
@@ -221,7 +221,8 @@ class DepthDecoding:
         meter.clock.lap("target")
         if self.recipe.auto:
             Download(codes).wait()
-            self.policy.record(1, (time.perf_counter() - begun) / count, 1.0, count)
+            gained = np.full(len(first), count, dtype=np.int64)
+            self.policy.record(1, Committed(gained, (time.perf_counter() - begun) / count, count))
         return codes
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.errors import ArgumentError
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.decoder_layers import first_layers
 from mmspec.hf.slot_cache import SlotCache
 
@@ -17,7 +18,8 @@ class BackboneRunner:
     """A decoder of transformers and its KV cache.
 
     Args:
-        decoder: Called with `inputs_embeds`, `attention_mask`, `position_ids` and `past_key_values`.
+        decoder: Called with `inputs_embeds`, `attention_mask`, `position_ids` and a KV cache,
+            see `mmspec.hf.cache_name.cache_input`.
         capacity: Slots of the KV cache per row.
     """
 
@@ -42,8 +44,8 @@ class BackboneRunner:
             inputs_embeds=embeds,
             attention_mask=additive_mask(visible | own, embeds.dtype),
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
+            **cache_input(self._decoder, self._cache),
         )
         return out.last_hidden_state
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.decoding.adaptive_window import AdaptiveWindow
-from mmspec.decoding.window_policy import FixedWindow, WindowPolicy
+from mmspec.decoding.window_policy import Committed, FixedWindow, WindowPolicy
 
 HERE = Path(__file__).parent
 WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -181,12 +181,11 @@ def replay(
             table = tables[width, True] if before == 1 else tables[min(before, width), False]
             place = at * places // tokens + nearby[alive, at]
             gained = table[images[alive], place.clip(0, places - 1)]
-        untied = None
-        if width > 1 and whole and not apart and policy.together():
-            untied, gained = float(gained.mean()), np.full(len(alive), gained.min())
+        together = width > 1 and whole and not apart and policy.together()
+        alone, gained = gained, np.full(len(alive), gained.min()) if together else gained
         after = np.minimum(at + gained, tokens)
-        # As measured in a decode: the gain of the quarter with the fewest tokens, which come first.
-        advanced = float((after - at)[: -(-len(alive) // 4)].mean()) / calls
+        drafts = min(width - 1, int(gained[0])) if together else 0  # that are tested in each row
+        accepted = int(np.minimum(alone - 1, drafts).sum()) if together else 0
         lengths[alive] = after
         call = cost(device, len(running), width, apart)
         spell = (time / step + phase) % EVERY < SPELL
@@ -194,7 +193,8 @@ def replay(
         before = width
         seconds = call * float(noisy.uniform(1 - noise, 1 + noise)) * (slow if spell else 1.0)
         if whole:
-            policy.record(width, seconds, advanced if untied is None else untied, calls, advanced)
+            tests = drafts * len(alive), accepted
+            policy.record(width, Committed(after - at, seconds, calls, *tests, together))
         else:
             policy.rest(width, seconds, calls)
         finished = lengths[running] >= tokens

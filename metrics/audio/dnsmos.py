@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mmspec.errors import ArgumentError
+from mmspec.importing import install_extra
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import MeanMetric, SampleBatch
 
@@ -35,7 +36,7 @@ class DNSMOSMetric(MeanMetric):
             dnsmos.run(np.zeros(RATE, dtype=np.float32), sr=RATE)
         except ImportError as error:
             raise ArgumentError(
-                f"metric {self.name!r} needs the package speechmos: pip install 'mmspec[dnsmos]' ({error})"
+                f"metric {self.name!r} needs the package speechmos; {install_extra('dnsmos')} ({error})"
             ) from None
         return dnsmos.run
 

@@ -11,6 +11,7 @@ from typing import Any
 from mmspec.bulk.folder import SampleEntry
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
+from mmspec.importing import install_extra
 
 ROWS = 100  # of a row group, which is as much as memory holds at a time
 
@@ -29,7 +30,7 @@ class ParquetArchive:
             import pyarrow.parquet  # noqa: F401
         except ImportError:
             raise ArgumentError(
-                "--format parquet needs pyarrow, which is not installed; pip install 'mmspec[parquet]'"
+                f"--format parquet needs pyarrow, which is not installed; {install_extra('parquet')}"
             ) from None
 
     def write(self, path: Path, entries: Sequence[SampleEntry], files: Sequence[Path], weights: str) -> None:

@@ -16,12 +16,12 @@ from mmspec.cli.options import Device, Drafter, read_recipe
 from mmspec.cli.output_paths import check_folder, read_output
 from mmspec.cli.pipelines import load_generator, load_pipeline
 from mmspec.errors import ArgumentError
+from mmspec.importing import install_extra
 
 if TYPE_CHECKING:
     from mmspec.serving.models import ServedModel
     from mmspec.serving.settings import ServerSettings
 
-EXTRA = "pip install 'mmspec[serve]'"
 Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of the machine's.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
 RecipeName = Annotated[
@@ -201,4 +201,4 @@ def _require_extra() -> None:
     """
     for name in ("fastapi", "prometheus_client", "uvicorn"):
         if importlib.util.find_spec(name) is None:
-            raise ArgumentError(f"the server needs {name}, which is not installed: {EXTRA}")
+            raise ArgumentError(f"the server needs {name}, which is not installed; {install_extra('serve')}")

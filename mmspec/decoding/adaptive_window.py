@@ -16,6 +16,7 @@ from statistics import NormalDist, fmean, median
 from weakref import WeakKeyDictionary
 
 from mmspec.decoding.adaptive_branching import AdaptiveBranching
+from mmspec.decoding.window_policy import Committed
 from mmspec.knobs import LARGEST
 from mmspec.setup_work import setups
 
@@ -223,12 +224,15 @@ class AdaptiveWindow:
             return _STEPS
         return 1 if self._first else 3
 
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
-        """Records `calls` calls of `seconds` each; see `mmspec.decoding.window_policy.WindowPolicy`.
+    def record(self, width: int, committed: Committed) -> None:
+        """See `mmspec.decoding.window_policy.WindowPolicy`.
 
         The first call of a run is not measured, nor is one in which a kernel was compiled or a CUDA graph captured.
         """
-        advanced = gained if advanced is None else advanced
+        seconds, calls = committed.seconds, committed.calls
+        gained = advanced = committed.gain if width > 1 else 1.0
+        if committed.together:  # what rows gain alone
+            gained = _expected(committed.accepted / committed.tested, width)
         self._decoded += advanced * calls
         self._passed += gained * calls
         self._spent += advanced * calls if setups() != self._setups else self._in_steps(width, seconds) * calls

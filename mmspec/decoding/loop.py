@@ -23,7 +23,7 @@ from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import Step
 from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
-from mmspec.decoding.window_policy import WindowPolicy
+from mmspec.decoding.window_policy import Committed, WindowPolicy
 from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -112,9 +112,9 @@ _IDLE = 2e-4  # seconds; a host that waits longer for a window has time left, an
 class RunningBatch:
     """A batch that is being decoded, window by window.
 
-    The width of a window never depends on the drafts that it cuts off, so an exact rule stays exact under any policy.
-    A policy that measures time chooses other widths in another run. A seed then gives other tokens of the same
-    distribution.
+    A policy is told of committed tokens and of times alone (`mmspec.decoding.window_policy.Committed`), so that an
+    exact rule stays exact under any policy. One that measures time chooses other widths in another run. A seed then
+    gives other tokens of the same distribution.
 
     Args:
         target: The model whose distribution the output follows.
@@ -188,11 +188,9 @@ class RunningBatch:
         running = np.asarray(state.running())
         whole = len(running) == self._rows
         width = policy.choose() if whole else policy.settled()
-        # The batch lasts as long as its slowest rows: what counts is the gain of the quarter with the fewest tokens.
-        slowest = state.ids[running[np.argsort(state.length[running], kind="stable")[: -(-len(running) // 4)]]]
+        ids = state.ids[running[np.argsort(state.length[running], kind="stable")]]
         start = self._clock()
-        calls, tokens, row_calls = meter.nfe, meter.tokens[slowest].sum(), meter.calls[slowest].sum()
-        untied: float | None = None  # what rows that advance together would have gained
+        calls, tokens, tested, accepted = meter.nfe, meter.tokens[ids], meter.tested.sum(), meter.accepted.sum()
         parts = self.target, self.drafter, self._rule, self.sampler, state
         windows = width > 1 and self._window_step is decode_window
         together = windows and whole and policy.together() and _is_aligned(state)
@@ -205,7 +203,7 @@ class RunningBatch:
         if width == 1:
             self._steps(min(policy.steps(), state.remaining, self._most_steps))
         elif together:
-            untied = decode_together(*parts, width, meter)
+            decode_together(*parts, width, meter)
         elif ahead is not None:
             self._window_ahead(ahead, width, policy.next() if whole else policy.settled())
         else:
@@ -213,10 +211,10 @@ class RunningBatch:
         if width > 1:
             self._report()
         calls = meter.nfe - calls
-        gained = (meter.tokens[slowest].sum() - tokens) / (meter.calls[slowest].sum() - row_calls)
         seconds = (self._clock() - start) / calls
         if whole and not given_up:
-            policy.record(width, seconds, float(gained) if untied is None else untied, calls, float(gained))
+            tests = int(meter.tested.sum() - tested), int(meter.accepted.sum() - accepted)
+            policy.record(width, Committed(meter.tokens[ids] - tokens, seconds, calls, *tests, together))
         else:  # calls with fewer rows take less time, and cannot be compared
             policy.rest(width, seconds, calls)
         self.drop_finished()
@@ -400,22 +398,17 @@ def decode_window(
 
 def decode_together(
     target: Target, drafter: Drafter, rule: Accept, sampler: Sampler, state: BatchState, width: int, meter: Meter
-) -> float:
+) -> None:
     """As `decode_window`, but all rows advance by the same number of tokens, that of the row with the fewest.
 
     Rows that stand at the same position keep doing so, which later single steps are cheaper for. The accepted drafts
-    of the other rows beyond that are drafts again. That stays exact: where a row is cut is decided by other rows, or
-    by its own tests of the tokens before.
-
-    Returns:
-        Tokens that a running row would have gained by itself, on average.
+    of the other rows beyond that are drafts again. That stays exact as long as nobody learns that they were accepted:
+    whether all rows are cut at a slot is decided by the tests of that slot and of those before it.
     """
     verdict, draws = _verified(target, drafter, rule, sampler, state, width, meter)
-    accepted = verdict.accepted[state.is_running]
-    cut = replace(verdict, accepted=np.full_like(verdict.accepted, accepted.min()))
+    cut = replace(verdict, accepted=np.full_like(verdict.accepted, verdict.accepted[state.is_running].min()))
     # A draft where its row is cut counts as accepted if it was.
     meter.count(verdict, _commit(cut, draws, drafter, state, meter), state.ids)
-    return float(accepted.mean()) + 1
 
 
 def _verified(

@@ -5,9 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What target calls have committed, and how long they took: all that a policy is told.
+
+    Drafts after the committed tokens may be kept for the next window. They follow the distributions that they are
+    tested with, given everything that was decided at the committed places: tokens, and whether they were drafts. What
+    the tests of the kept drafts said is not among that: a policy that knew would keep the good ones
+    (docs/architecture.md, "What a policy may know").
+
+    Attributes:
+        gained: Host int64 [rows], the tokens that each running row has gained, those with the fewest tokens first.
+        seconds: Wall-clock seconds per target call.
+        calls: The number of target calls.
+        tested: How many of these tokens had a draft in their place.
+        accepted: How many of them are that draft.
+        together: Whether the rows advanced by the same number of tokens, see `WindowPolicy.together`.
+    """
+
+    gained: NDArray[np.int64]
+    seconds: float
+    calls: int = 1
+    tested: int = 0
+    accepted: int = 0
+    together: bool = False
+
+    @property
+    def gain(self) -> float:
+        """Tokens per target call of the quarter of the rows with the fewest, which a batch waits for."""
+        return float(self.gained[: -(-len(self.gained) // 4)].mean()) / self.calls
+
 
 class WindowPolicy(Protocol):
-    """Chooses the width of each window."""
+    """Chooses the width of each window, as a function of what it is told, of the request and of random numbers.
+
+    Decoding is exact under every policy.
+    """
 
     def choose(self) -> int:
         """The width of the next window; 1 is a single step without drafts."""
@@ -32,16 +69,12 @@ class WindowPolicy(Protocol):
         """Whether the rows of the next window advance by the same number of tokens, that of the row with the fewest."""
         ...
 
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
+    def record(self, width: int, committed: Committed) -> None:
         """Called after the target calls of a window with all rows that the policy is for.
 
         Args:
             width: The chosen width.
-            seconds: Wall-clock seconds per target call.
-            gained: Tokens that one of the slowest rows gained per target call, on average; if the rows advanced
-                together, what all of them would have gained otherwise.
-            calls: The number of target calls.
-            advanced: Tokens that the rows advanced by, per target call; None if by what they gained.
+            committed: What they have committed.
         """
         ...
 
@@ -83,7 +116,7 @@ class FixedWindow:
     def together(self) -> bool:
         return False
 
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
+    def record(self, width: int, committed: Committed) -> None:
         pass
 
     def rest(self, width: int, seconds: float, calls: int = 1) -> None:

@@ -59,6 +59,7 @@ class EagleRunner:
             assert isinstance(target, LayerFeatureTarget)
             target.collect_layers(head.layers_of(target.layers, max((target.layers, *target.fused_layers))))
         self._sampler = HeadSampler(sampler, target)
+        self._sliding_window = head.sliding_window if isinstance(head, Eagle3Head) else None
         self._capacity = head.prefix + length + window
         self._started = self._guided = False
         self._unread = 0  # slots before the root that some row has not read with the target's features yet
@@ -205,10 +206,13 @@ class EagleRunner:
             tokens = tokens.repeat(2, 1)
         x, q, (k, v) = self._head.project(tokens.to(features.device), features, self._with_uncond(positions))
         seen, (rows, _, width, _), device = written(self._cache, 0, k, v, start, shift), q.shape, q.device
-        if sees is None:
-            bias = bias_of_window(start, shift, rows, width, q.dtype, device)
+        prefix, recent = self._head.prefix, self._sliding_window
+        if sees is not None:
+            bias = bias_of_nodes(start, prefix, sees, rows, seen[0].shape[2], q.dtype, device, recent)
         else:
-            bias = bias_of_nodes(start, self._head.prefix, sees, rows, seen[0].shape[2], q.dtype, device)
+            # The window is that of the root: a draft of a chain attends to the drafts before it besides.
+            recent = None if recent is None else recent + max(shift - prefix, 0)
+            bias = bias_of_window(start, shift, rows, width, q.dtype, device, recent)
         return self._head.finish(x, q, seen, bias)
 
     def _target_features(self) -> Tensor:

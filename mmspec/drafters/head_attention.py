@@ -47,11 +47,17 @@ def written(
 
 
 def bias_of_window(
-    starts: NDArray[np.int64], shift: int, rows: int, width: int, dtype: torch.dtype, device: torch.device
+    starts: NDArray[np.int64],
+    shift: int,
+    rows: int,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    recent: int | None = None,
 ) -> Tensor | None:
     """The mask of W tokens of each row, as numbers to add to attention scores, [R, 1, W, end].
 
-    A token attends to all slots up to its own. None if that is all that is read.
+    A token attends to the slots up to its own. None if those are all that is read.
 
     Args:
         starts: Host int64 [B]; the first token of a row is in slot `starts + shift`.
@@ -60,21 +66,32 @@ def bias_of_window(
         width: W.
         dtype: Of the result.
         device: Of the result.
+        recent: The most slots that a token attends to, the latest ones; None for all.
     """
-    if width == 1 and (starts == starts[0]).all():
+    end = int(starts.max()) + shift + width
+    recent = end if recent is None else min(recent, end)
+    if width == 1 and recent == end and (starts == starts[0]).all():
         return None
-    end, there = int(starts.max()) + shift + width, on_device(starts, device)
+    there = on_device(starts, device)
     if choose(device.type) == "triton":
         from mmspec.kernels.head_window import attention_bias  # Triton may be missing
 
-        return attention_bias(there, shift, None, rows, width, end, dtype)
-    own = there[:, None] + torch.arange(shift, shift + width, device=device)
-    mask = own[..., None] >= torch.arange(end, device=device)
+        return attention_bias(there, shift, None, rows, width, end, dtype, recent)
+    own = (there[:, None] + torch.arange(shift, shift + width, device=device))[..., None]
+    slots = torch.arange(end, device=device)
+    mask = (slots <= own) & (slots > own - recent)
     return additive_mask(mask, dtype, hidden=-torch.inf).repeat(rows // len(starts), 1, 1, 1)
 
 
 def bias_of_nodes(
-    root: NDArray[np.int64], shift: int, sees: Tensor, rows: int, end: int, dtype: torch.dtype, device: torch.device
+    root: NDArray[np.int64],
+    shift: int,
+    sees: Tensor,
+    rows: int,
+    end: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    recent: int | None = None,
 ) -> Tensor:
     """The mask of nodes of a tree, as numbers to add to attention scores, [R, 1, W, end].
 
@@ -88,11 +105,15 @@ def bias_of_nodes(
         end: The number of slots that are read.
         dtype: Of the result.
         device: Of the result.
+        recent: The most slots up to that of the root that a node attends to, the latest ones; None for all.
     """
-    there = on_device(root, sees.device)
+    there, recent = on_device(root, sees.device), end if recent is None else min(recent, end)
     if choose(sees.device.type) == "triton":
         from mmspec.kernels.head_window import attention_bias  # Triton may be missing
 
-        return attention_bias(there, shift, sees, rows, sees.shape[1], end, dtype).to(device)
-    mask = additive_mask(tree_mask(there + shift, sees, end), dtype, hidden=-torch.inf)
+        return attention_bias(there, shift, sees, rows, sees.shape[1], end, dtype, recent).to(device)
+    seen = tree_mask(there + shift, sees, end)
+    if recent < end:
+        seen &= torch.arange(end, device=sees.device) > (there + shift - recent)[:, None, None]
+    mask = additive_mask(seen, dtype, hidden=-torch.inf)
     return mask.to(device).repeat(rows // len(root), 1, 1, 1)

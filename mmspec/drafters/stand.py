@@ -21,6 +21,7 @@ from mmspec.drafters.kernel_drafts import LONGEST, ForcedOnDevice
 from mmspec.drafters.recycle import neighbors_of_window, table_entry
 from mmspec.drafters.token_init import TokenInit
 from mmspec.kernels.backend import choose
+from mmspec.sampling.likeliest import likeliest
 from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
@@ -74,7 +75,7 @@ class StandDrafter:
                 store(verdict.p.stats, *state.storage(), positions, limits, drafts, stored, line)
                 return
         left, up = neighbors_of_window(verdict, state)
-        probs, tokens = verdict.p.topk(self._tokens.shape[-1], dim=-1)
+        tokens, probs = likeliest(verdict.p, self._tokens.shape[-1])
         entry = table_entry(left, up, self._vocab_size, self._tokens.shape[1])
         rows, own = torch.arange(len(entry), device=entry.device), state.own_slots(draws.positions)
         for slot in range(entry.shape[1]):  # one after the other: two slots of a window may share an entry

@@ -69,6 +69,7 @@ def unroll(
     finish: Callable[[Tensor, Tensor], Tensor],
     features: Tensor,
     depth: int,
+    window: int | None = None,
 ) -> list[Tensor]:
     """Outputs at each depth of drafts that begin at every slot, for training.
 
@@ -80,6 +81,7 @@ def unroll(
         finish: Maps the residual and the attention output [R, heads, S, head_dim] to the output, [R, S, D].
         features: The target's features, [R, S, D].
         depth: Number of depths.
+        window: Slots that a draft reads the target's features of; None for all earlier ones.
 
     Returns:
         `depth` tensors [R, S, D]. At depth d the first d slots have no draft; their values are meaningless.
@@ -89,12 +91,12 @@ def unroll(
     for _ in range(depth):
         x, q, (k, v) = project(features)
         caches.append((repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])))
-        outputs.append(finish(x, attend_unrolled(q, caches)))
+        outputs.append(finish(x, attend_unrolled(q, caches, window)))
         features = shift(outputs[-1], 1)
     return outputs
 
 
-def attend_unrolled(q: Tensor, caches: Sequence[KeysValues]) -> Tensor:
+def attend_unrolled(q: Tensor, caches: Sequence[KeysValues], window: int | None = None) -> Tensor:
     """Attention of the drafts that begin at every slot, at the last depth, for training: [R, heads, S, head_dim].
 
     A slot attends to the first depth's keys and values of earlier slots, and to one prediction of each later depth: its
@@ -103,11 +105,13 @@ def attend_unrolled(q: Tensor, caches: Sequence[KeysValues]) -> Tensor:
     Args:
         q: Queries of the last depth, [R, heads, S, head_dim].
         caches: Keys and values of each depth, each [R, heads, S, head_dim].
+        window: Slots of the first depth that are attended to, the latest ones; None for all.
     """
     depth, size = len(caches) - 1, q.shape[2]
     ones = torch.ones(size, size, dtype=torch.bool, device=q.device)
     k, v = caches[0]
-    scores = (q @ k.transpose(-1, -2)).masked_fill(ones.triu(1 - depth), -torch.inf)
+    hidden = ones.triu(1 - depth) if window is None else ones.triu(1 - depth) | ones.tril(-depth - window)
+    scores = (q @ k.transpose(-1, -2)).masked_fill(hidden, -torch.inf)
     drafted = [(q * shift(k, depth - i)).sum(-1, keepdim=True) for i, (k, _) in enumerate(caches) if i > 0]
     weights = (torch.cat([scores, *drafted], dim=-1) / q.shape[-1] ** 0.5).softmax(-1)
     attended = weights[..., :size] @ v

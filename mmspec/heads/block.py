@@ -1,7 +1,8 @@
 """The block head: one pass of a small transformer over the last token and mask tokens drafts a whole block.
 
 DFlash (Chen et al. 2026, arXiv 2602.06036): a block is the last token, the anchor, followed by mask tokens. Its slots
-attend to each other in both directions and to the target's features of all tokens before the anchor. The features of
+attend to each other in both directions and to the target's features of all tokens before the anchor. In layers with a
+sliding window they attend to the last of these features, and to the slots of the block up to their own. The features of
 several layers are fused into one vector per token, and every layer projects it to keys and values ("KV injection").
 The target's own LM head turns the output of a slot into logits. DSpark adds a sequential head (`mmspec.heads.markov`),
 which lets a token depend on the one before it although all of them were predicted in the same pass.
@@ -24,7 +25,7 @@ from mmspec.heads.draft_vocabulary import register_vocabulary
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes
 from mmspec.heads.layers import norm as normed
 from mmspec.heads.markov import MarkovHead
-from mmspec.heads.rotary import Rotary, rotary_sizes
+from mmspec.heads.rotary import MAX_POSITIONS, Rotary, rotary_sizes
 
 
 class BlockLayer(nn.Module):
@@ -64,6 +65,9 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         prefix: Number of prompt slots that the head reads before the one that token 0 was sampled from.
         max_position_embeddings: Number of slots of a 1-D rotary embedding; unused with `grid_size`.
         draft_vocab_size: Size of the draft vocabulary, for which it has an LM head; None for V, with the target's.
+        sliding_layers: The layers that have a sliding window, counted from 0.
+        sliding_window: Features before the anchor that these layers attend to.
+        sliding_window_non_causal: Whether the slots of a block attend to each other in both directions there too.
 
     Raises:
         ArgumentError: If a size is not allowed.
@@ -93,6 +97,9 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         prefix: int = 0,
         max_position_embeddings: int = 2048,
         draft_vocab_size: int | None = None,
+        sliding_layers: Sequence[int] = (),
+        sliding_window: int = 2048,
+        sliding_window_non_causal: bool = False,
     ) -> None:
         super().__init__()
         drafted = vocab_size if draft_vocab_size is None else draft_vocab_size
@@ -103,6 +110,8 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
                 ("block_size", block_size, 2, 1024),
                 ("markov_rank", markov_rank, 0, 2**16),
                 ("draft_vocab_size", drafted, 1, vocab_size),
+                *(("sliding_layers", layer, 0, num_hidden_layers - 1) for layer in sliding_layers),
+                ("sliding_window", sliding_window, 1, MAX_POSITIONS),
                 *rotary_sizes(grid_size, prefix, max_position_embeddings),
             ]
         )
@@ -113,6 +122,9 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         self.block_size = block_size
         self.sample_from_anchor = sample_from_anchor
         self.mask_token_id = mask
+        self.sliding_layers = frozenset(sliding_layers)
+        self.sliding_window = sliding_window
+        self.sliding_window_non_causal = sliding_window_non_causal
         self.kv_heads = kv_heads
         self.head_dim = head_dim
         self.prefix = prefix
@@ -194,17 +206,19 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             tokens: int64 [R, A, T], A blocks in each row: the anchor, known tokens, then mask tokens.
             slots: Slots of the tokens, int64 [R, A, T].
             context: From `context`, of each layer, over S slots.
-            visible: bool [R, A, S], the slots of the context that a block attends to.
+            visible: bool [R, A, S], the slots of the context that a block attends to: one after another, up to the one
+                before the anchor.
             own: bool [R, A, T], the slots of a block that its slots attend to; None for all.
         """
         blocks = tokens.shape[:3]
         x = self.embed_tokens(tokens.flatten(1))
         angles = self.rotary.at(slots.flatten(1))
         # Scores of the context are computed for all blocks of a row at once, those of a block for each block alone.
-        hidden = torch.zeros(visible.shape, dtype=torch.float32, device=x.device).masked_fill_(~visible, -torch.inf)
-        hidden = hidden.repeat_interleave(blocks[2], dim=1)[:, None]
-        beyond = None if own is None else torch.zeros(own.shape, device=x.device).masked_fill_(~own, -torch.inf)
-        for layer, (keys, values) in zip(self.block_layers, context, strict=True):
+        whole = _additive(visible).repeat_interleave(blocks[2], dim=1)[:, None], None
+        sliding = self._sliding_masks(visible, blocks[2]) if self.sliding_layers else whole
+        beyond = None if own is None else _additive(own)[:, None, :, None]
+        for number, (layer, (keys, values)) in enumerate(zip(self.block_layers, context, strict=True)):
+            hidden, later = sliding if number in self.sliding_layers else whole
             y = normed(layer.input_layernorm, x)
             q, (k, v) = layer.self_attn.queries(y), layer.self_attn.keys_values(y)
             q, k = self.rotary.rotate(q, angles).to(v.dtype), self.rotary.rotate(k, angles).to(v.dtype)
@@ -213,10 +227,25 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             far = (q @ keys.transpose(-1, -2)).float() + hidden
             q, k, v = (t.unflatten(2, blocks[1:]) for t in (q, k, v))
             near = (q @ k.transpose(-1, -2)).float()
-            near = (near if beyond is None else near + beyond[:, None, :, None]).flatten(2, 3)
+            near = near if later is None else near + later
+            near = (near if beyond is None else near + beyond).flatten(2, 3)
             weights = torch.cat([far, near], dim=-1).softmax(-1)
             far, near = weights.to(v.dtype).split([keys.shape[2], blocks[2]], dim=-1)
             out = far @ values + (near.unflatten(2, blocks[1:]) @ v).flatten(2, 3)
             x = x + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
             x = x + layer.mlp(normed(layer.post_attention_layernorm, x))
         return normed(self.norm, x).unflatten(1, blocks[1:])
+
+    def _sliding_masks(self, visible: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
+        """The masks of layers with a sliding window: of the context [R, 1, A * T, S], and in a block [T, T]."""
+        if visible.shape[-1] > self.sliding_window:
+            place = visible.cumsum(-1)  # from 1, among the visible slots
+            visible = visible & (place > place[..., -1:] - self.sliding_window)
+        far = _additive(visible).repeat_interleave(size, dim=1)[:, None]
+        ones = torch.ones(size, size, dtype=torch.bool, device=visible.device)
+        return far, None if self.sliding_window_non_causal else _additive(ones.tril())
+
+
+def _additive(mask: Tensor) -> Tensor:
+    """A mask as numbers to add to attention scores."""
+    return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill_(~mask, -torch.inf)

@@ -21,7 +21,7 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.attention import Attention, KeysValues, unroll
 from mmspec.heads.draft_vocabulary import expand, register_vocabulary
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes, norm
-from mmspec.heads.rotary import Rotary, rotary_sizes
+from mmspec.heads.rotary import MAX_POSITIONS, Rotary, rotary_sizes
 
 
 class Eagle3Layer(nn.Module):
@@ -84,6 +84,8 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         grid_size: Tokens per image side, for a 2-D rotary embedding; None for a 1-D one.
         prefix: Number of prompt slots that the head reads before the one that token 0 was sampled from.
         max_position_embeddings: Number of slots of a 1-D rotary embedding; unused with `grid_size`.
+        sliding_window: Slots that a committed token attends to, its own included. A draft token attends to those of the
+            last committed one, and to the drafts on its path. None for all.
 
     Raises:
         ArgumentError: If a size is not allowed.
@@ -112,6 +114,7 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         grid_size: int | None = None,
         prefix: int = 0,
         max_position_embeddings: int = 2048,
+        sliding_window: int | None = None,
     ) -> None:
         super().__init__()
         kv_heads, head_dim = attention_sizes(hidden_size, num_attention_heads, num_key_value_heads, head_dim)
@@ -119,6 +122,7 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         check_sizes(
             [
                 ("draft_vocab_size", drafted, 1, vocab_size),
+                ("sliding_window", 1 if sliding_window is None else sliding_window, 1, MAX_POSITIONS),
                 *rotary_sizes(grid_size, prefix, max_position_embeddings),
             ]
         )
@@ -155,6 +159,7 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         self.t2d: Tensor | None
         register_vocabulary(self, vocab_size, drafted)
         self.norm_output = norm_output
+        self.sliding_window = sliding_window
         self.grid_size, self.max_position_embeddings, self.rope_theta = grid_size, max_position_embeddings, rope_theta
         self.rotary = Rotary(self.head_dim, rope_theta, grid_size, prefix, max_position_embeddings, before="identity")
 
@@ -256,4 +261,7 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
             `depth` tensors [R, S, D]. At depth d the first d slots have no draft; their values are meaningless.
         """
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        return unroll(lambda features: self.project(tokens, features, slots), self._output, self.fuse(hidden), depth)
+        fused = self.fuse(hidden)
+        return unroll(
+            lambda features: self.project(tokens, features, slots), self._output, fused, depth, self.sliding_window
+        )

@@ -26,7 +26,7 @@ from mmspec.errors import ModelError
 from mmspec.heads.attention import Attention, KeysValues, unroll
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes, norm
 from mmspec.heads.rotary import Rotary, rotary_sizes
-from mmspec.heads.speculators import layer_arguments
+from mmspec.heads.speculators import FULL, layer_arguments
 
 # The names of a module's parts in published checkpoints, and here.
 _DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm"}
@@ -163,6 +163,9 @@ def mtp_arguments(folder: str, config: Mapping[str, Any], tensors: Mapping[str, 
         raise ModelError(
             f"drafter {folder!r} has an MTP module with {shown(foreign[0])}; mmspec reads layers of llama and qwen3"
         )
+    types = config.get("layer_types") or ()
+    if any(kind != FULL for kind in types):
+        raise ModelError(f"drafter {folder!r} has layer_types={shown(types)}; with an MTP module all must be {FULL}")
     return layer_arguments(folder, config) | {
         "vocab_size": len(tensors["embed_tokens.weight"]),
         "mtp_qk_norm": "self_attn.q_norm.weight" in tensors,

@@ -31,6 +31,7 @@ _SIZES = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
     "attention_bias", "max_position_embeddings",
 )  # fmt: skip
+FULL, SLIDING = "full_attention", "sliding_attention"  # of `layer_types`; the package trains with the second by default
 _OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # Tensors that only training needs.
 _UNUSED = ("verifier_lm_head.", "verifier_norm.", "confidence_head.")
@@ -75,6 +76,8 @@ def eagle3_arguments(folder: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if (width := config.get("target_hidden_size")) not in (None, arguments["hidden_size"]):
         raise ModelError(f"drafter {folder!r} has target_hidden_size={width}; it must equal hidden_size")
     arguments |= {name: bool(config.get(name, False)) for name in _OPTIONS}
+    if sliding := sliding_arguments(folder, layer):
+        arguments["sliding_window"] = sliding["sliding_window"]
     return arguments | {
         "layer_ids": config.get("eagle_aux_hidden_state_layer_ids"),
         "draft_vocab_size": config.get("draft_vocab_size"),
@@ -108,6 +111,8 @@ def block_arguments(folder: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "mask_token_id": config["mask_token_id"],
         "sample_from_anchor": bool(config.get("sample_from_anchor", dspark)),
         "draft_vocab_size": config.get("draft_vocab_size"),
+        **sliding_arguments(folder, layer),
+        "sliding_window_non_causal": bool(config.get("sliding_window_non_causal", False)),
     }
     positions = arguments.get("max_position_embeddings", 4 * PROMPT_SLOTS)
     if not isinstance(positions, int) or positions < 4:
@@ -135,13 +140,34 @@ def layer_arguments(folder: str, layer: Mapping[str, Any]) -> dict[str, Any]:
         ("hidden_act", layer.get("hidden_act", "silu"), "silu"),
         ("rope_type", kind, "default"),
         ("mlp_bias", bool(layer.get("mlp_bias", False)), False),
-        ("layer_types", [t for t in layer.get("layer_types") or () if t != "full_attention"], []),
     ):
         if value != allowed:
             raise ModelError(f"drafter {folder!r} has {name}={shown(value)}, which is not supported; only {allowed} is")
     arguments = {name: layer[name] for name in _SIZES if layer.get(name) is not None}
     theta = rope.get("rope_theta", layer.get("rope_theta", 10000.0))
     return arguments | {"vocab_size": layer["vocab_size"], "rope_theta": float(theta)}
+
+
+def sliding_arguments(folder: str, layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The layers with a sliding window, `sliding_layers`, and its width, `sliding_window`; nothing if there are none.
+
+    Raises:
+        ModelError: If the kind of a layer or the width is not known.
+    """
+    count, types = layer.get("num_hidden_layers", 1), layer.get("layer_types")
+    if types is None:
+        return {}
+    if len(types) != count or any(kind not in (FULL, SLIDING) for kind in types):
+        raise ModelError(
+            f"drafter {folder!r} has layer_types={shown(types)}; each of the {count} must be {FULL} or {SLIDING}"
+        )
+    if SLIDING not in types:
+        return {}
+    if not isinstance(width := layer.get("sliding_window"), int) or width < 1:
+        raise ModelError(
+            f"drafter {folder!r} has {SLIDING} with sliding_window={shown(width)}; it must be a positive integer"
+        )
+    return {"sliding_layers": [i for i, kind in enumerate(types) if kind == SLIDING], "sliding_window": width}
 
 
 def head_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -239,6 +265,7 @@ def eagle3_config(head: Eagle3Head, layers: int) -> dict[str, Any]:
             "num_hidden_layers": 1,
             "num_key_value_heads": head.heads,
             **layer_config(head, layer.mlp.gate_proj.out_features, attention.q_proj),
+            **attention_config([head.sliding_window is not None], head.sliding_window),
         },
     }
 
@@ -268,7 +295,7 @@ def block_config(head: BlockHead) -> dict[str, Any]:
         "block_size": head.block_size,
         "mask_token_id": head.mask_token_id,
         "sample_from_anchor": head.sample_from_anchor,
-        "sliding_window_non_causal": False,
+        "sliding_window_non_causal": head.sliding_window_non_causal,
         **sequential,
         **(confidence if sequential else {}),
         "transformer_layer_config": {
@@ -276,6 +303,9 @@ def block_config(head: BlockHead) -> dict[str, Any]:
             "num_hidden_layers": len(head.block_layers),
             "num_key_value_heads": head.kv_heads,
             **layer_config(head, layer.mlp.gate_proj.out_features, layer.self_attn.q_proj),
+            **attention_config(
+                [number in head.sliding_layers for number in range(len(head.block_layers))], head.sliding_window
+            ),
         },
     }
 
@@ -294,4 +324,13 @@ def layer_config(head: Eagle3Head | BlockHead, intermediate_size: int, queries: 
         "rms_norm_eps": head.norm.eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": head.rope_theta},
         "tie_word_embeddings": False,
+    }
+
+
+def attention_config(sliding: Sequence[bool], width: int | None) -> dict[str, Any]:
+    """The part of `transformer_layer_config` that says which layers have a sliding window, and its width."""
+    return {
+        "layer_types": [SLIDING if one else FULL for one in sliding],
+        "sliding_window": width if any(sliding) else None,
+        "use_sliding_window": any(sliding),
     }

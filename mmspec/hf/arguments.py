@@ -23,9 +23,11 @@ from transformers.generation.logits_process import PrefixConstrainedLogitsProces
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.hf.allowed_tokens import AllowedFn, tabulate
+from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.logits_processors import KNOWN, convert_processor
 from mmspec.hf.modes import refuse_settings
 from mmspec.hf.plan import PlanRequest
+from mmspec.hf.prepared_inputs import SET_BY_DECODING, refuse_filled_cache
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
@@ -40,8 +42,7 @@ ORDER = (
     TypicalLogitsWarper,
     LogitNormalization,
 )
-# Inputs that decoding sets itself.
-IGNORED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
+NO_NEGATIVE: Mapping[str, Any] = {"input_ids": None, "attention_mask": None}
 
 
 def read_processors(
@@ -99,6 +100,12 @@ def read_sampling(found: Mapping[type, Any], do_sample: bool) -> SamplingParams:
         min_p=0.0 if min_p is None else float(min_p.min_p),
         typical_p=1.0 if typical_p is None else float(typical_p.mass),
     )
+
+
+def read_padding(config: Any) -> int | None:
+    """The id of padding: that of a prepared `GenerationConfig`, or the first end of sequence; None without both."""
+    pad = getattr(config, "_pad_token_tensor", config.pad_token_id)
+    return None if pad is None else int(pad)
 
 
 def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int]]:
@@ -170,9 +177,7 @@ def refuse_modes(config: Any, inputs: Mapping[str, Any], embeds: bool = False) -
     if config.num_beams not in (None, 1):
         raise ArgumentError(f"num_beams={config.num_beams} is not supported; use sampling or greedy search")
     refuse_settings(config)
-    cache = inputs.get("past_key_values")
-    if cache is not None and int(cache.get_seq_length()) > 0:
-        raise ArgumentError("past_key_values already holds tokens; mmspec prefills the prompt itself: leave it out")
+    refuse_filled_cache(inputs)
     if inputs.get("inputs_embeds") is not None and not embeds:
         raise ArgumentError("inputs_embeds is not supported; give input_ids")
 
@@ -194,7 +199,7 @@ def read_request(
         ArgumentError: If `prefix_allowed_tokens_fn` depends on generated tokens; see `tabulate`.
     """
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
-    negative: Mapping[str, Any] = guidance.unconditional_context if guidance is not None else {}
+    negative: Mapping[str, Any] = NO_NEGATIVE if guidance is None else guidance.unconditional_context
     prefix = found.get(PrefixConstrainedLogitsProcessor)
     allowed_fn: AllowedFn | None = None if prefix is None else prefix._prefix_allowed_tokens_fn
     mask = inputs.get("attention_mask")
@@ -206,13 +211,14 @@ def read_request(
         position_ids=inputs.get("position_ids"),
         length=length,
         guidance_scale=config.guidance_scale if guidance is None else float(guidance.guidance_scale),
-        negative_ids=negative.get("input_ids"),
-        negative_mask=negative.get("attention_mask"),
+        negative_ids=negative["input_ids"],
+        negative_mask=negative["attention_mask"],
         allowed=None if allowed_fn is None else tabulate(allowed_fn, input_ids, length, vocab_size),
         allowed_fn=allowed_fn,
         processors=processors,
         # A repetition penalty changes logits one by one; it needs all only where guidance mixes log-probabilities.
         all_logits=any(type(p) is not RepetitionPenalty or guidance is not None for p in processors),
         config=config,
-        inputs={name: value for name, value in inputs.items() if name not in IGNORED},
+        inputs={name: value for name, value in inputs.items() if name not in SET_BY_DECODING},
+        given=dropped_arguments(model).given,
     )

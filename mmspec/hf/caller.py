@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
 from transformers.generation import GenerationMixin
 
+from mmspec.errors import ArgumentError
+from mmspec.versions import comparison
+
+LOCALS = ("streamer", "assistant_model", "synced_gpus", "kwargs")
 CODE = inspect.unwrap(GenerationMixin.generate).__code__  # without the decorator `torch.no_grad()`
 
 
@@ -25,13 +29,13 @@ class DroppedArguments:
         streamer: Receives the tokens.
         assistant_model: A draft model.
         synced_gpus: As the caller passed it.
-        given: All keywords that `generate` has no parameter for, as the caller passed them.
+        given: All keywords that `generate` has no parameter for, as the caller passed them; None of a direct call.
     """
 
     streamer: Any = None
     assistant_model: Any = None
     synced_gpus: bool | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] | None = None
 
 
 def dropped_arguments(model: Any) -> DroppedArguments:
@@ -43,9 +47,12 @@ def dropped_arguments(model: Any) -> DroppedArguments:
     found = running_call(CODE, model)
     if found is None:
         return DroppedArguments()
-    return DroppedArguments(
-        found.get("streamer"), found.get("assistant_model"), found.get("synced_gpus"), found.get("kwargs") or {}
-    )
+    missing = [name for name in LOCALS if name not in found]
+    if missing:
+        raise ArgumentError(
+            f"transformers' generate has no {missing[0]}, which mmspec reads; {comparison('transformers')}"
+        )
+    return DroppedArguments(*(found[name] for name in LOCALS))
 
 
 def running_call(code: CodeType, model: Any) -> dict[str, Any] | None:

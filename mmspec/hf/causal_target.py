@@ -23,6 +23,7 @@ from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.errors import ArgumentError
 from mmspec.hf.attention import refuse_flash_attention
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.decoder_layers import DecoderLayers, chosen_layers, count_layers, hooked_layers
 from mmspec.hf.fused_layers import can_fuse, fused_features
 from mmspec.hf.grouped_queries import folded_groups
@@ -40,8 +41,8 @@ class Backbone:
 
     Attributes:
         decoder: Takes `inputs_embeds` [R, W, D], `attention_mask` [R or 1, 1, W, end] (added to the attention scores),
-            `position_ids` [R, W] or [axes, R, W] and `past_key_values`; returns an object with `last_hidden_state`
-            [R, W, D].
+            `position_ids` [R, W] or [axes, R, W], and `cache` or `past_key_values`; returns an object with
+            `last_hidden_state` [R, W, D].
         embed: Tokens of the loop, int64 [R, W, *cell], to embeddings [R, W, D].
         head: Hidden states [R, W, D] to logits over the loop's tokens, [R, W, *cell, V].
         vocab_size: V, the number of tokens in the loop.
@@ -396,12 +397,13 @@ class CausalTarget:
         # Only where layers cannot be called otherwise: the model has hooks for it ever after, which rule out graphs.
         asks = early_exit is None and bool(self._collected) and not self.layers
         with without_plans(self.device), folded_groups(self.device):
-            out = self._decoder(early_exit, own)(
+            decoder = self._decoder(early_exit, own)
+            out = decoder(
                 inputs_embeds=embeds,
                 attention_mask=mask,
                 position_ids=positions[0] if len(positions) == 1 else positions,
-                past_key_values=self._cache,
                 use_cache=True,
+                **cache_input(decoder, self._cache),
                 **({"output_hidden_states": True} if asks else {}),
             )
         for count, hidden in enumerate(out.hidden_states) if asks else [(self.layers, out.last_hidden_state)]:

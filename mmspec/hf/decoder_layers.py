@@ -79,10 +79,12 @@ class DecoderLayers(ABC):
         inputs_embeds: Tensor,
         attention_mask: Tensor,
         position_ids: Tensor,
-        past_key_values: Any,
-        use_cache: bool,
+        cache: Any = None,
+        use_cache: bool = True,
+        past_key_values: Any = None,
     ) -> DecoderOutput:
-        hidden, run = self.enter(inputs_embeds, attention_mask, position_ids, past_key_values)
+        cache = past_key_values if cache is None else cache  # the name before transformers 5.24
+        hidden, run = self.enter(inputs_embeds, attention_mask, position_ids, cache)
         for place, layer in enumerate(self._layers):
             of_input = self._inputs.get(place)
             hidden = run(layer, hidden if of_input is None else of_input(hidden))

@@ -25,6 +25,7 @@ from mmspec.heads.checkpoint import Head
 from mmspec.hf.adapters import GenerateAdapter, adapter_of
 from mmspec.hf.allowed_tokens import confirm
 from mmspec.hf.arguments import (
+    read_padding,
     read_processors,
     read_request,
     read_sampling,
@@ -48,6 +49,7 @@ from mmspec.recipes import DEFAULT, Recipe, on_device, parse
 from mmspec.sampling.logits_processors import one_by_one
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
+from mmspec.versions import warn_untested
 
 
 @dataclass
@@ -121,6 +123,7 @@ def generate(
         UnknownNameError: If there is no recipe or rule of that name.
         ModelError: If draft model or heads do not fit the model.
     """
+    warn_untested()
     check_options(draft_model, table, heads, on_step, measure_entropy)
     dropped = dropped_arguments(unwrap(model))
     try:
@@ -364,14 +367,14 @@ def prepare(
     if plan.history is None:
         refuse_criteria(criteria)
     stop_test = StopTest(criteria, input_ids, plan.first_id) if criteria else None
-    pad = getattr(generation_config, "_pad_token_tensor", None)
+    pad = read_padding(generation_config)
     layout = Layout(
         length=plan.length,
         width=plan.width,
         constraint=plan.constraint,
         # An id whose logit is not computed is never generated; as padding it is only written.
         eos=frozenset(end - plan.first_id for end in eos) if plan.ends else frozenset(),
-        pad=0 if pad is None else int(pad) - plan.first_id,
+        pad=0 if pad is None else pad - plan.first_id,
         stops=stop_test,
     )
     # Guidance precedes logits processors of the prefix, so `ProcessedTarget` applies both.

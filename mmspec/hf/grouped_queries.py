@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor
 
 # Inside a call, its masks with their folded copies, by identity and group size: all layers share one.
 _Masks = dict[tuple[int, int], tuple[Tensor, Tensor]]
+# What the function below reads.
+_READ = ("module", "query", "key", "value", "attention_mask", "dropout", "scaling")
 _masks: ContextVar[_Masks | None] = ContextVar("masks", default=None)
 
 
@@ -76,6 +79,8 @@ def _install() -> None:
 
 def _folding_before(own: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:
     """An attention function of transformers that folds where it can, and is `own` elsewhere."""
+    # With a mask, nothing depends on `is_causal`. What else a release reads, `own` computes.
+    others = {*signature(own).parameters, "softcap"} - {*_READ, "is_causal", "kwargs"}
 
     def attention(
         module: Any,
@@ -94,8 +99,7 @@ def _folding_before(own: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tup
             and attention_mask is not None
             and attention_mask.shape[1] == 1
             and not dropout
-            and more.get("position_bias") is None
-            and more.get("softcap") is None
+            and all(more.get(name) is None for name in others)
         )
         if not folds or attention_mask is None:
             return own(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more)

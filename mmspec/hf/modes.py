@@ -77,7 +77,7 @@ def refuse_dropped(dropped: DroppedArguments, config: Any) -> None:
             "synced_gpus=True is not supported; processes make different numbers of target calls, for which ZeRO-3 and "
             "FSDP would wait for ever: shard the model with tp_plan or device_map"
         )
-    if dropped.given.get("use_cache") is False:
+    if (dropped.given or {}).get("use_cache") is False:
         raise ArgumentError("use_cache=False is not supported; drafts are verified on the KV cache: leave it out")
     if dropped.assistant_model is not None:
         for name, (default, advice) in ASSISTANT.items():

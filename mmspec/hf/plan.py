@@ -12,6 +12,7 @@ from torch import Tensor
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError
 from mmspec.hf.causal_target import Backbone, Prompt, slice_head
+from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.sampling.constraints import Constraint
 
 
@@ -48,6 +49,7 @@ class PlanRequest:
         all_logits: Whether they need the logits of all ids.
         config: The prepared `GenerationConfig`.
         inputs: All other inputs of the model.
+        given: The keywords of the caller of `generate`; None if nothing but `inputs` is known.
     """
 
     input_ids: Tensor
@@ -63,6 +65,7 @@ class PlanRequest:
     all_logits: bool
     config: Any
     inputs: Mapping[str, Any]
+    given: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,14 +111,9 @@ def refuse_inputs(model: Any, request: PlanRequest, *known: str) -> None:
         known: Names of the inputs that the adapter uses.
 
     Raises:
-        ArgumentError: If there is another input, such as an image.
+        ArgumentError: If there is another input, such as an image; see `mmspec.hf.prepared_inputs`.
     """
-    for name, value in request.inputs.items():
-        empty = value is None or (isinstance(value, dict) and all(part is None for part in value.values()))
-        if name not in known and not empty:
-            # transformers encodes the images of a prompt before it calls the generation loop.
-            name = "pixel_values" if name == "mm_encoder_outputs" else name
-            raise ArgumentError(f"{name} is not supported by mmspec for {type(model).__name__}; leave it out")
+    refuse_unknown_inputs(model, request.inputs, known, request.given, request.mask)
 
 
 def refuse_guidance(model: Any, request: PlanRequest) -> None:

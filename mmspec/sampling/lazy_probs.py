@@ -427,11 +427,16 @@ def _index(probs: LazyProbs, index: Any) -> Any:
     return slots
 
 
-def _unflatten(probs: LazyProbs, dim: int, sizes: Sequence[int]) -> LazyProbs:
-    """Distributions [B, W, K, V] from distributions [B, W * K, V] whose logits no kernel has read yet."""
-    assert dim == 1 and probs._stats is None
-    cells = _empty((probs.shape[0], *sizes, probs.shape[-1]), probs.device)
-    cells._logits, cells._settings = probs._logits, probs._settings
+def _unflatten(probs: LazyProbs, dim: int, sizes: Sequence[int]) -> Tensor:
+    """Distributions [B, W, K, V] from distributions [B, W * K, V]."""
+    if dim != 1 or probs.ndim != 3:
+        return probs.dense().unflatten(dim, sizes)
+    if probs._stats is None and probs._path is None:  # no kernel has read the logits yet
+        cells = _empty((probs.shape[0], *sizes, probs.shape[-1]), probs.device)
+        cells._logits, cells._settings = probs._logits, probs._settings
+    else:
+        cells = LazyProbs.known(probs.stats.view(len(probs), *sizes))
+    cells._valid = probs._valid
     return cells
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Self
 
@@ -21,7 +22,7 @@ from mmspec.kernels.rule import KernelRule
 from mmspec.kernels.softmax_stats import at
 from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.constraints import ForcedCells
-from mmspec.sampling.lazy_probs import FUNCTIONS, LazyProbs, checked, dense_of, rows_of, stats_of
+from mmspec.sampling.lazy_probs import FUNCTIONS, LazyProbs, checked, rows_of, stats_of
 from mmspec.sampling.mirrored import Download, mirrored, on_device
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, couple_columns, sample_columns, verify_columns
 from mmspec.sampling.rejection import INVALID, Draft, Verdict, ratio, sample, sampled, verify
@@ -128,8 +129,7 @@ def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample
     if pending is not None:
         return pending.send().read()
     verdict = verify(p.dense(), draft, rule, accept_u, resample_u)
-    verdict.p = p
-    return verdict
+    return replace(verdict, p=p, draft=draft)
 
 
 def kernel_rule(rule: Accept, device: torch.device) -> KernelRule | None:
@@ -168,8 +168,8 @@ def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, ce
     pending = launch_columns(p, draft, rule, rng)
     if pending is not None:
         return pending.send().read()
-    verdict = verify_columns(p.dense(), Draft(draft.tokens, dense_of(draft.q)), rule, rng, cells)
-    return Verdict(verdict.tokens, verdict.accepted, p, draft, verdict.excess)
+    verdict = verify_columns(p.dense(), draft, rule, rng, cells)
+    return replace(verdict, p=p, draft=draft)
 
 
 def _couple_columns(p: LazyProbs, draft: Draft, rng: WindowRNG, accepted: NDArray[np.int64] | None = None) -> Tensor:

@@ -42,6 +42,7 @@ def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, cells:
     """
     if has_torch_function((p,)):
         return handle_torch_function(verify_columns, (p,), p, draft, rule, rng, cells)
+    draft = draft.written()
     batch, m = len(p), p.shape[1] - 1
     forced = None if cells is None else cells.on(p.device, rng.positions)
     free = None if forced is None else forced[:, :m] < 0

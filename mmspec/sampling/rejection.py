@@ -12,7 +12,7 @@ at the free slot after them. Every token up to and including the resampled or bo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -43,6 +43,14 @@ class Draft:
     tokens: Tensor
     q: Tensor
     window: Tensor | None = None
+
+    def written(self) -> Draft:
+        """The same draft with its distributions in memory, of one kind with those of a target that are.
+
+        Drafts have sampling parameters of their own, so that kernels may read their logits but not the target's.
+        """
+        # Of `mmspec.sampling.lazy_probs`, functions that it does not implement get the probabilities themselves.
+        return self if type(self.q) is Tensor else replace(self, q=self.q.contiguous())
 
 
 @dataclass
@@ -254,7 +262,7 @@ def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: 
     if width == 1:
         tokens = sample(p, resample_u)
         return Verdict(tokens, np.zeros(batch, dtype=np.int64), p, draft)
-    m = width - 1
+    m, draft = width - 1, draft.written()
     chance = rule(p[:, :m], draft.q, draft.tokens)
     accept = accept_u[:, :m] < chance
     first = accept.long().cumprod(-1).sum(-1)

@@ -55,6 +55,7 @@ def test_prompts_are_the_originals() -> None:
     assert [list(part) for part in parts()] == GOLDEN["prompts"]
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "recycle:window=4", "scd:window=6", "tree:branch=2/1,layers=1"])
 def test_greedy_codes_are_the_originals(recipe: str) -> None:
     """Three songs in a batch, guided; prompts of several lengths on both sides. 10 seconds are 50 codes, and no end."""
@@ -93,6 +94,7 @@ def test_probabilities_are_the_originals() -> None:
     assert distance(guided, SamplingParams(own["temperature"], own["top_k"], own["top_p"])) > 1e-3
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens() -> None:
     adapter, (part, *_) = pipeline(GOLDEN["songs"][0]).adapter, parts()
 

@@ -39,6 +39,7 @@ def coarse(model: Any, codes: Tensor = CODES, size: int = 8, window: int = 6, **
     return found
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     model = tiny.bark()
@@ -67,6 +68,7 @@ def test_a_smaller_model_drafts_the_coarse_stage() -> None:
         semantic(model, custom_generate=mmspec.generate, recipe="draft", draft_model=other.semantic)
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens() -> None:
     model = tiny.bark()
 

@@ -88,6 +88,7 @@ def target_of(pipe: Any, text: str, rows: int, slack: int = 0, settings: Any = N
     return found
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4", "recycle:window=3"])
 def test_greedy_codes_are_the_packages(folder: Path, recipe: str) -> None:
     """Two texts of different lengths in a batch, guided."""
@@ -127,6 +128,7 @@ def test_probabilities_are_the_packages(folder: Path) -> None:
         assert distance(pipe, case, broken) > 1e-3
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens(folder: Path) -> None:
     pipe = load(folder, language="de")
     settings = CodecLMSettings((RepetitionPenalty(1.2),), SamplingParams(), 1.5)

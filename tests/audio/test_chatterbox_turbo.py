@@ -34,6 +34,7 @@ def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return mmspec.load(str(turbo(tmp_path / "turbo")), config={"codec": Levels(6561)})
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4", "recycle:window=3", "layer-skip:layers=1"])
 def test_greedy_codes_are_the_packages(pipe: Any, recipe: str) -> None:
     """Two texts of different lengths in a batch."""
@@ -64,6 +65,7 @@ def test_probabilities_are_the_packages(pipe: Any, text: str) -> None:
         np.testing.assert_allclose([float(p[int(i)]) for i in recorded], list(recorded.values()), atol=1e-5)
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens(pipe: Any) -> None:
     def make(rows: int, window: int) -> Target:
         return target_of(pipe, "two", rows, SamplingParams(0.8, 0, 1.0), window)

@@ -13,6 +13,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaModel, Qwen2Config, Qwe
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox
 from mmspec.decoding.layout import Layout
 from mmspec.engine import run
+from mmspec.hf.cache_name import cache_input
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits_processors import RepetitionAware
@@ -45,7 +46,8 @@ def greedy(model: CodecLM, prompt: Tensor, uncond: Tensor, weight: float, penalt
     assert model.learned_positions is not None
     embeds = torch.stack([prompt, uncond])
     for step in range(n):
-        hidden = model.decoder(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        past = cache_input(model.decoder, cache)
+        hidden = model.decoder(inputs_embeds=embeds, use_cache=True, **past).last_hidden_state[:, -1]
         cond, free = model.head(hidden)
         z = cond + weight * (cond - free)
         seen = torch.tensor(made).unique()
@@ -55,6 +57,7 @@ def greedy(model: CodecLM, prompt: Tensor, uncond: Tensor, weight: float, penalt
     return torch.tensor(made[1:])
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=5,start=random"])
 def test_greedy_matches_the_loop_of_chatterbox(recipe: str) -> None:
     model, start = codec_lm(9, placed=True), 8
@@ -70,6 +73,7 @@ def test_greedy_matches_the_loop_of_chatterbox(recipe: str) -> None:
     assert torch.equal(found.tokens, torch.stack(own))
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("name", ["cosyvoice", "chatterbox"])
 def test_windows_match_single_tokens(name: str) -> None:
     model = codec_lm(7, placed=name == "chatterbox")

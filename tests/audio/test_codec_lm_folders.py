@@ -52,6 +52,7 @@ def load(folder: Path, codes: int = 6561, **config: Any) -> Any:
     return mmspec.load(str(folder), config={"codec": Levels(codes), **config})
 
 
+@pytest.mark.releases
 def test_chatterbox_matches_the_published_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = "\n".join(sorted(f"{name} {shape}" for name, shape in T3.items()))
     assert hashlib.sha256(listed.encode()).hexdigest()[:16] == "8265ccc73ec8e6ab"
@@ -195,6 +196,7 @@ HARD = [
 ]  # fmt: skip
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("third", [False, True])
 def test_cosyvoice_has_the_tokens_of_its_package(third: bool, tmp_path: Path) -> None:
     for tokens, known in ((VERSION_2, "794180510cdf0adb"), (VERSION_3, "4d5267643001673d")):

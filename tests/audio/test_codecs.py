@@ -25,6 +25,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("name", MODELS)
 def test_streaming_matches_decoding_at_once(name: str) -> None:
     codec = codec_of(MODELS[name]())

@@ -28,6 +28,7 @@ def call(model: Any, length: int = 6, **more: Any) -> Any:
     return model.generate(PROMPTS, attention_mask=mask, max_new_tokens=length, **{**GREEDY, **more})
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["scd:window=5", "recycle:window=3", "draft:window=3"])
 def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     ours = {"custom_generate": mmspec.generate, "recipe": recipe}
@@ -39,6 +40,7 @@ def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
         assert torch.equal(call(model, own.shape[1], **ours, **draft), own)
 
 
+@pytest.mark.releases
 def test_audio_matches_its_own_generate() -> None:
     model = tiny.csm(codes=8)
     own = call(model, output_audio=True)
@@ -79,6 +81,7 @@ def test_target_calls_of_a_draft_of_known_quality() -> None:
     assert made.stats.nfe == 4 * (1 + tiny.calls_with_corrupted(8, 4)) < own.stats.nfe == 4 * 9
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens() -> None:
     decoder = tiny.csm(codebooks=8).depth_decoder
     hidden = torch.randn(1, 24, generator=torch.Generator().manual_seed(0))

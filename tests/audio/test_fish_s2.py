@@ -57,6 +57,7 @@ def adapter(folder: Path) -> Any:
     return load(folder, frames=12).adapter
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(
     ("recipe", "ahead"), [("plain", 0), ("scd:window=3", 0), ("draft:window=3", 0), ("scd", 2), ("frame:window=7", 2)]
 )
@@ -160,6 +161,7 @@ def test_samples_follow_its_distribution(small: FishS2, recipe: str, ahead: int)
         assert distance(1.0) > 2 * limit
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens(adapter: Any) -> None:
     model, given = adapter.model, [adapter.prompt(part) for part in PARTS] * 3
     spec = frame_spec(model, 6, SamplingParams(), SamplingParams(1.7))

@@ -71,6 +71,7 @@ def job_of(model: Any, prompts: Tensor, length: int, **arguments: Any) -> Genera
     return found
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("qwen", [False, True])
 def test_greedy_matches_the_models_own_generate(name: str, qwen: bool) -> None:
@@ -123,6 +124,7 @@ def guided_job(model: Any, batch_size: int, length: int, prompt: Tensor = PROMPT
     return job_of(model, prompt.expand(batch_size, -1).contiguous(), length, do_sample=True, **{**GUIDED, **negative})
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens() -> None:
     model = tiny.flat()
 
@@ -225,6 +227,7 @@ def test_errors() -> None:
         call(tiny.flat(), "plain", custom_generate=mmspec.generate, recipe="draft")
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("name", ["Gemma", "Gemma3", "GPT2", "Phi", "Phi3", "Lfm2"])
 def test_other_backbones_match_their_own_generate(name: str) -> None:
     """Prompts of two lengths, with a penalty; a window of attention that is too short is refused."""

@@ -52,6 +52,7 @@ def settings(loss: str = "kl", **changes: Any) -> TrainingSettings:
     return TrainingSettings("frame", loss, TEXTS[:4], TEXTS[4:], **values | changes)
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["frame", "scd:start=frame", "scd:refresh=frame"])
 def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     """Also if rows end, each at another frame."""

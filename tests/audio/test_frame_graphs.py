@@ -30,6 +30,7 @@ from mmspec.decoding import captured_calls
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.window_policy import Committed
 from mmspec.errors import ModelError
 from mmspec.kernels import philox
 from mmspec.recipes import parse
@@ -142,19 +143,19 @@ def test_a_policy_without_drafts_takes_whole_frames(
     recordings: Recordings, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`window=auto` where drafts do not pay: the frames of plain decoding, and their time."""
-    recorded, own = list[tuple[int, float, float, int]](), AdaptiveWindow.record
+    recorded, own = list[tuple[int, Committed]](), AdaptiveWindow.record
     monkeypatch.setattr(AdaptiveWindow, "choose", lambda policy: 1)
 
-    def record(policy: AdaptiveWindow, width: int, seconds: float, gained: float, calls: int = 1) -> None:
-        recorded.append((width, seconds, gained, calls))
-        own(policy, width, seconds, gained, calls)
+    def record(policy: AdaptiveWindow, width: int, committed: Committed) -> None:
+        recorded.append((width, committed))
+        own(policy, width, committed)
 
     monkeypatch.setattr(AdaptiveWindow, "record", record)
     wanted = frames(model)
     made = decode_frames(prompted(model), parse("scd:window=auto"), spec(SETTINGS[0]), range(3, 5))
     assert torch.equal(made.frames, wanted) and made.stats.nfe == FRAMES * (1 + CODES)
-    assert [(width, gained, calls) for width, _, gained, calls in recorded] == [(1, 1.0, CODES)] * FRAMES
-    assert all(seconds > 0 for _, seconds, _, _ in recorded)
+    assert [(width, told.gain, told.calls) for width, told in recorded] == [(1, 1.0, CODES)] * FRAMES
+    assert all(told.seconds > 0 for _, told in recorded)
 
 
 def test_each_step_reads_its_own_embedding_and_head_once(

@@ -27,6 +27,7 @@ def prompted(model: Any, batch_size: int, length: int, slack: int) -> CsmFrames:
     return CsmFrames(model, embeds, torch.ones(batch_size, 4, dtype=torch.bool), length, slack)
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd", "recycle", "draft"])
 def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     """Also if rows end, each at another frame."""
@@ -40,6 +41,7 @@ def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
         assert torch.equal(model.generate(**call, **ours, **draft), own)
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens() -> None:
     """Windows that begin anywhere in a frame and reach over two frames into the next."""
     model = tiny.csm(codebooks=4)

@@ -130,6 +130,7 @@ def test_samples_follow_the_guided_distribution(recipe: str, ahead: int, tmp_pat
         assert distance > 2 * limit if broken else distance < limit
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens(tmp_path: Path) -> None:
     model = read_model(tiny.write(tmp_path), "cpu", torch.float32)
     prompts = [SongPrompt(torch.tensor([1, 5, 2]), torch.tensor([1, *range(9, 12 + n), 2])) for n in range(8)]

@@ -66,6 +66,7 @@ def test_speakers_are_described_unless_there_is_reference_audio() -> None:
     assert "feminine" not in decode(voiced._prompt(part).ids).replace(" ", "")
 
 
+@pytest.mark.releases
 def test_a_voice_matches_the_models_own_generate() -> None:
     model, processor = tiny_higgs.model(3), tiny_higgs.processor()
     pipe = mmspec.load(model, processor=processor, config={"frames": 20}).with_reference_audio(wave(), 24000, "Mine.")

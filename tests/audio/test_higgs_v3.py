@@ -66,6 +66,7 @@ def request(pipe: Any, sampling: SamplingParams, length: int = 16, rows: int = 1
     return HiggsV3Request(ids.expand(rows, -1), empty, torch.ones(rows, len(ids), dtype=torch.bool), length, sampling)
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(
     "recipe", ["plain", "scd:window=4", "sjd:window=3", "recycle:window=3", "layer-skip:layers=1", "draft:window=3"]
 )
@@ -131,6 +132,7 @@ def test_samples_follow_its_own(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert found > 1.5 * limit
 
 
+@pytest.mark.releases
 def test_windows_match_single_columns(pipe: Any) -> None:
     def make(rows: int, window: int) -> Target:
         return plan(pipe.adapter.model, request(pipe, SAMPLING, 8, rows)).target(window, False)

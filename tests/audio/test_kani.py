@@ -62,6 +62,7 @@ def test_prompts_are_the_packages(pipe: Any) -> None:
     assert pipe.read("two", None).parts[0].ids == pipe.read("two", "andrew").parts[0].ids
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(
     "recipe", ["plain", "scd:window=5", "layer-skip:layers=2,window=3", "tree:branch=2/1,layers=2"]
 )

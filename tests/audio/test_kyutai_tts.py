@@ -133,6 +133,7 @@ def are_golden(model: KyutaiTTS, frames: Tensor) -> bool:
     return all(same)
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(
     ("recipe", "ahead"),
     [
@@ -170,6 +171,7 @@ def test_words_of_rejected_frames_that_are_kept_are_detected(model: KyutaiTTS, m
     assert not are_golden(model, decoded(model, "frame", SamplingParams(0.0), 2))
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(
     ("recipe", "conditioned", "ahead"),
     [
@@ -377,6 +379,7 @@ def test_delays_of_another_step_are_detected(tmp_path: Path, monkeypatch: pytest
         distance(model, "frame", 2, expected)
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_windows_reach_past_an_end_at_given_codes(length: int, public: Path) -> None:
     """The last frame has codes that are given; what follows it must not be forced to them."""
@@ -432,6 +435,7 @@ def test_drafts_have_what_is_forced(
     assert calls() > aware and seen[1] > 0
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("guided", [False, True])
 def test_windows_match_single_codes(model: KyutaiTTS, public: Path, guided: bool) -> None:
     model = read_model(public, "cpu", torch.float32) if guided else model
@@ -448,6 +452,7 @@ def test_windows_match_single_codes(model: KyutaiTTS, public: Path, guided: bool
     assert check_windows(make, BOOKS, 2) < 1e-4
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("guided", [False, True])
 def test_windows_of_frames_match_single_tokens(model: KyutaiTTS, public: Path, guided: bool) -> None:
     """Windows that begin anywhere in a frame and reach over two frames into the next."""

@@ -43,6 +43,7 @@ def with_voice(family: str) -> dict[str, Any]:
 MODELS = [("pocket", "lsd"), ("pocket", "drifting"), ("phonon", "lsd")]
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(("family", "flow"), MODELS)
 def test_plain_decoding_matches_the_models_own_loop(family: str, flow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, frames = tiny(family, flow), 10
@@ -84,6 +85,7 @@ def test_rows_end_as_in_the_models_own_loop() -> None:
     assert int(own.audio_latents_mask.sum(1).min()) < 30
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(("family", "flow"), MODELS)
 def test_windows_match_single_latents(family: str, flow: str) -> None:
     model = tiny(family, flow)
@@ -150,6 +152,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return plan
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 @pytest.mark.parametrize("kinds", PLANS)
 def test_vibevoice_matches_its_own_loop(

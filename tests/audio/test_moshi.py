@@ -13,6 +13,7 @@ import mmspec
 from mmspec.audio.models.moshi.decoding import MoshiDepth
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
+from mmspec.hf.cache_name import cache_input, cache_of
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.adapters import check_samples, check_windows
 
@@ -34,6 +35,7 @@ def depth(model: Any) -> Any:
     return make
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4,start=up"])
 def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     model = tiny.moshi()
@@ -44,6 +46,7 @@ def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     torch.testing.assert_close(ours.audio_sequences, own.audio_sequences)
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens_of_transformers() -> None:
     model = tiny.moshi()
     make = depth(model)
@@ -51,11 +54,11 @@ def test_windows_match_single_tokens_of_transformers() -> None:
     codes = torch.tensor([[5, 1, 0]])
     target = make(1, 4)
     ours = torch.cat([target.prefill().cond, target.forward(codes, torch.zeros(1).long().numpy()).cond], dim=1)
-    past: Any = None
+    past: dict[str, Any] = {}
     own: list[Tensor] = []
     for token in (torch.tensor([[3]]), *codes.split(1, dim=1)):  # in one chunk its attention would not be causal
-        out = model.depth_decoder(token, target.inputs[0][:, None], past_key_values=past, use_cache=True)
-        past = out.past_key_values
+        out = model.depth_decoder(token, target.inputs[0][:, None], use_cache=True, **past)
+        past = cache_input(model.depth_decoder, cache_of(out))
         own.append(out.logits)
     torch.testing.assert_close(ours, torch.cat(own, dim=1))
 

@@ -62,6 +62,7 @@ def prompts(folder: Path) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(
     ("recipe", "ahead"), [("plain", 0), ("scd:window=3", 0), ("draft:window=3", 0), ("scd", 2), ("frame:window=7", 2)]
 )
@@ -171,6 +172,7 @@ def small(folder: Path) -> MossLocal:
     return found
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens(folder: Path) -> None:
     model, given = load(folder).adapter.model, prompts(folder) * 3
     sampling = SamplingParams(1.7)

@@ -66,6 +66,7 @@ def model(folder: Path) -> MossLocalV1:
     return found
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("kind", ["plain", "penalized"])
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=3", "draft:window=2"])
 def test_greedy_codes_are_its_own(
@@ -167,6 +168,7 @@ def test_samples_follow_its_distribution(recipe: str, tmp_path: Path, monkeypatc
     assert distance() > 2 * limit
 
 
+@pytest.mark.releases
 def test_windows_match_single_codes(model: MossLocalV1, prompts: list[tuple[Tensor, Tensor]]) -> None:
     frames = LocalV1Frames(model, prompts * 3, 4, SAMPLED, PENALTY)
     frames.start()

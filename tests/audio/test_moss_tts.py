@@ -80,6 +80,7 @@ def cut(columns: Tensor) -> list[list[int]]:
     return (columns[: int(ends[0]) + 1] if len(ends) else columns).tolist()
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(
     "recipe", ["plain", "scd:window=4", "recycle:window=3", "layer-skip:layers=1", "draft:window=3"]
 )
@@ -131,6 +132,7 @@ def test_samples_follow_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found > 1.5 * limit
 
 
+@pytest.mark.releases
 def test_windows_match_single_columns(pipes: list[Any]) -> None:
     model = pipes[0].adapter.model
 

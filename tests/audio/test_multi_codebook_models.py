@@ -121,6 +121,7 @@ def ours(model: Any, call: dict[str, Any], **more: Any) -> Any:
     return GenerationMixin.generate(model, **copied(call), **more, custom_generate=mmspec.generate)
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_matches_the_models_own_generate(name: str) -> None:
     case = CASES[name]
@@ -220,6 +221,7 @@ def plan_of(case: Case, model: Any, call: dict[str, Any], **settings: Any) -> Co
     return found
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("name", CASES)
 def test_windows_match_single_columns(name: str) -> None:
     case = CASES[name]

@@ -24,6 +24,7 @@ from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError, PromptError
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("kind", [{}, {"channels": 2}, {"melody": True}])
 def test_musicgen_matches_its_own_generate(kind: dict[str, Any]) -> None:
     model = long_musicgen(**kind)

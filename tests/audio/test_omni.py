@@ -28,6 +28,7 @@ OURS: dict[str, Any] = {"talker_custom_generate": mmspec.generate, "talker_seed"
 NOTES = "ignore:Passing `repetition_penalty` with `inputs_embeds`"
 
 
+@pytest.mark.releases
 @pytest.mark.filterwarnings(NOTES)
 @pytest.mark.parametrize(
     "how",
@@ -105,6 +106,7 @@ def test_qwen3_samples_follow_its_own(how: dict[str, Any], monkeypatch: pytest.M
     assert found > 1.5 * limit
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens() -> None:
     talker = tiny.qwen3().talker
     hidden = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
@@ -142,6 +144,7 @@ def qwen2_5_call(model: Any, count: int = 0, length: int = 12, **more: Any) -> T
     return torch.nn.functional.pad(new, (0, length - new.shape[1]), value=pad)
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4", "recycle:window=3", "tree"])
 def test_qwen2_5_greedy_matches_its_own_generate(recipe: str) -> None:
     """The repetition penalty counts the placeholders of the prompt, as in transformers."""

@@ -42,6 +42,7 @@ def load(model: Any, **options: Any) -> Any:
     return mmspec.load(model, processor=Chat(), config={"frames": 9, "answer_tokens": 6, **options})
 
 
+@pytest.mark.releases
 @NOTES
 @pytest.mark.parametrize(("recipe", "ahead"), [("plain", 0), ("scd:window=3", 0), ("scd", 2)])
 def test_greedy_answers_are_those_of_its_own_generate(recipe: str, ahead: int) -> None:
@@ -106,6 +107,7 @@ def load_2_5(**options: Any) -> Any:
     return mmspec.load(model, processor=Chat(), config={"frames": 9, "answer_tokens": 6, **options})
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4", "recycle:window=3"])
 def test_qwen2_5_greedy_answers_are_those_of_its_own_generate(recipe: str) -> None:
     """Three questions in a batch; the model's own `generate` is asked each alone. Noise of its decoder too."""

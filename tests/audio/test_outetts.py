@@ -65,6 +65,7 @@ def test_prompts_are_the_packages(pipe: Any) -> None:
     assert [separator_of(text) for text in ("a", "a!", "", "\u4e00", "\u4e00\u3002")] == [". ", " ", "", "\u3002", ""]
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "recycle:window=4", "scd:window=5", "tree:branch=2/1,layers=1"])
 def test_greedy_tokens_and_frames_are_the_packages(pipe: Any, recipe: str) -> None:
     """Prompts of three lengths in a batch; the code after the last one is read as the last."""
@@ -105,6 +106,7 @@ def test_probabilities_are_the_packages(pipe: Any) -> None:
         assert distance() > 1e-2
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens(pipe: Any) -> None:
     part = parts(pipe)[0]
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import published
 import pytest
 import tiny_codecs
 import tiny_higgs
 import tiny_music
 import torch
+from published_folders import TINY, bark_folder, csm_folder
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     DiaTokenizer,
     EncodecFeatureExtractor,
@@ -25,7 +21,6 @@ from transformers import (
     MusicgenMelodyFeatureExtractor,
     MusicgenMelodyProcessor,
     MusicgenProcessor,
-    PreTrainedTokenizerFast,
 )
 
 import mmspec
@@ -35,20 +30,6 @@ from mmspec.audio.models.higgs.decoding import RepetitionLimit
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hub.files import needed_files
 from mmspec.sampling.params import SamplingParams
-
-TINY = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-TINY_MIMI = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_hidden_layers": 1,
-    "num_filters": 2,
-    "upsample_groups": 16,
-    "codebook_dim": 8,
-    "vector_quantization_hidden_dimension": 8,
-}
 
 
 @pytest.mark.parametrize(
@@ -80,42 +61,6 @@ def test_higgs_has_the_tensors_of_the_checkpoint_but_its_text_head() -> None:
     text_head = model.config.vocab_size * model.config.hidden_size
     assert len(found) + len(wanted["unread"]) == wanted["tensors"]
     assert sum(tensor.numel() for tensor in found.values()) + text_head == wanted["parameters"]
-
-
-def csm_folder(folder: Path) -> Any:
-    """A CSM folder of the published layout with small layers, and few codebooks."""
-    names, config = published.read("csm-1b", "tokenizer"), published.read("csm-1b", "config")
-    small = {
-        **TINY,
-        "num_hidden_layers": 1,
-        "num_codebooks": 3,
-        "vocab_size": 11,
-        "codebook_pad_token_id": 10,
-        "depth_decoder_config": {
-            **TINY,
-            "num_hidden_layers": 1,
-            "num_codebooks": 3,
-            "vocab_size": 11,
-            "backbone_hidden_size": 16,
-        },
-        "codec_config": {**TINY_MIMI, "codebook_size": 8, "num_quantizers": 3},
-    }
-    config = published.merged(config, small)
-    model = published.save(folder, config, published.read("csm-1b", "generation_config"))
-    # The config names the index of the weights; model.safetensors is the original code's.
-    (folder / "model.safetensors").rename(folder / "transformers-00001-of-00001.safetensors")
-    names_of = dict.fromkeys(model.state_dict(), "transformers-00001-of-00001.safetensors")
-    index = {"metadata": {"total_size": 0}, "weight_map": names_of}
-    (folder / config["transformers_weights"]).write_text(json.dumps(index))
-    save_file({"backbone.norm.scale": torch.ones(16)}, folder / "model.safetensors")
-    special = {name: names[name] for name in ("bos_token", "eos_token", "pad_token")}
-    tokenizer = published.llama_tokenizer(names["special_tokens"], names["split"], names["single"], **special)
-    tokenizer.save_pretrained(folder)
-    EncodecFeatureExtractor(sampling_rate=24000).save_pretrained(folder)
-    for file in ("preprocessor_config", "tokenizer_config"):
-        path = folder / f"{file}.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "processor_class": "CsmProcessor"}))
-    return model
 
 
 @pytest.mark.parametrize("voice", [None, "1"])
@@ -152,33 +97,7 @@ def test_the_weights_of_csm_are_those_that_its_config_names(tmp_path: Path) -> N
     assert sorted(needed_files([*own, *described, *others], tmp_path)) == sorted([*own, *described])
 
 
-def bark_folder(folder: Path) -> None:
-    """A Bark folder of the published layout with small layers, and two words."""
-    config, small = published.read("bark", "config"), {"hidden_size": 8, "num_heads": 2, "num_layers": 1}
-    codec = {"num_filters": 2, "hidden_size": 8, "codebook_dim": 8}
-    stages = dict.fromkeys(("semantic_config", "coarse_acoustics_config", "fine_acoustics_config"), small)
-    published.save(
-        folder,
-        published.merged(config, {**stages, "codec_config": codec}),
-        published.read("bark", "generation_config"),
-    )
-    made = Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1, "one": 2}, unk_token="[UNK]"))
-    made.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]")
-    tokenizer.save_pretrained(folder)
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "processor_class": "BarkProcessor"}))
-    presets: dict[str, Any] = {"repo_or_path": "suno/bark", "v2/en_speaker_6": {}}
-    (folder / "speaker_embeddings" / "v2").mkdir(parents=True)
-    draw = np.random.default_rng(0).integers
-    codes = draw(0, 1024, (8, 75))
-    for name, prompt in (("semantic", draw(0, 10000, 50)), ("coarse", codes[:2]), ("fine", codes)):
-        file = f"speaker_embeddings/v2/en_speaker_6_{name}_prompt.npy"
-        np.save(folder / file, prompt)
-        presets["v2/en_speaker_6"][f"{name}_prompt"] = file
-    (folder / "speaker_embeddings_path.json").write_text(json.dumps(presets))
-
-
+@pytest.mark.releases
 def test_bark_loads_with_its_voices_and_values(tmp_path: Path) -> None:
     bark_folder(tmp_path)
     pipe = mmspec.load(str(tmp_path))
@@ -192,6 +111,7 @@ def test_bark_loads_with_its_voices_and_values(tmp_path: Path) -> None:
     assert with_voice.audio.shape[0] == 1 and not torch.equal(with_voice.tokens[0], without.tokens[0])
 
 
+@pytest.mark.releases
 def test_dia_loads_with_its_values(tmp_path: Path) -> None:
     config = published.read("dia-1.6b-0626", "config")
     cross = {"cross_num_attention_heads": 2, "cross_num_key_value_heads": 2, "cross_head_dim": 8}
@@ -209,6 +129,7 @@ def test_dia_loads_with_its_values(tmp_path: Path) -> None:
         mmspec.load(str(tmp_path), processor=DiaTokenizer(), config={"codec": codec_of(tiny_codecs.dac())})
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("name", ["musicgen-small", "musicgen-melody"])
 def test_musicgen_loads_with_its_values(tmp_path: Path, name: str) -> None:
     config = published.read(name, "config")
@@ -230,6 +151,7 @@ def test_musicgen_loads_with_its_values(tmp_path: Path, name: str) -> None:
         pipe.with_duration(31)
 
 
+@pytest.mark.releases
 def test_higgs_loads_with_its_processor(tmp_path: Path) -> None:
     """The codec is a folder of its own, as on the Hub."""
     tiny_higgs.processor().audio_tokenizer.save_pretrained(tmp_path / "codec")

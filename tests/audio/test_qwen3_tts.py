@@ -65,6 +65,7 @@ def until_end(frames: Tensor) -> Tensor:
     return frames[: int(ends[0])] if len(ends) else frames
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens() -> None:
     """Windows of the depth; and of frames, which begin anywhere in a frame and reach over two frames into the next."""
     model = golden.model()

@@ -37,6 +37,7 @@ def check_audio(audio: Any, name: str) -> None:
     np.testing.assert_allclose(audio.audio[0], golden.expected()[name].numpy(), atol=1e-5)
 
 
+@pytest.mark.releases
 def test_codec_is_the_originals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded at once, in pieces, and as a stream; and encoded."""
     made = codec.read_codec(golden.FOLDER / "speech_tokenizer", "cpu")
@@ -112,6 +113,7 @@ def test_designed_voice_is_kept_in_a_long_text(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole.audio, atol=1e-5)
 
 
+@pytest.mark.releases
 def test_windows_of_several_frames_and_draft_models(tmp_path: Path) -> None:
     inside, ahead = (load(tmp_path / str(n), "custom_voice", ahead=n) for n in (0, 2))
     drafted = load(tmp_path / "draft", "custom_voice", draft_model=str(tmp_path / "0" / "custom_voice"))

@@ -38,6 +38,7 @@ def melody_processor() -> Any:
     return MusicgenMelodyProcessor(extract, tokenizer())
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("channels", [1, 2])
 def test_melody_matches_the_models_own_generate(channels: int) -> None:
     model, processor = long_musicgen(melody=True, channels=channels), melody_processor()
@@ -96,6 +97,7 @@ def test_reference_audio_is_resampled_and_mixed() -> None:
         ReferenceAudio(stereo, 0)
 
 
+@pytest.mark.releases
 def test_voice_of_dia_matches_its_own_generate() -> None:
     model, dac = tiny_music.dia(2), tiny_codecs.dac()
     processor = SimpleNamespace(tokenizer=tokenizer(), audio_tokenizer=dac)
@@ -133,6 +135,7 @@ def test_voice_of_dia_matches_its_own_generate() -> None:
         bare.with_reference_audio(voice, 1000, "happy")
 
 
+@pytest.mark.releases
 def test_voice_of_csm_matches_its_own_generate() -> None:
     model, voice = tiny_speech.csm(codes=8), wave(40)
     pipe = mmspec.load(model, processor=Words(), config={"frames": 8})

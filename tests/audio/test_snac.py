@@ -85,6 +85,7 @@ def test_decoder_matches_the_published_package(kind: bool, tmp_path: Path) -> No
     np.testing.assert_allclose(audio[0, 0, ::20].numpy(), wanted, atol=1e-4)
 
 
+@pytest.mark.releases
 def test_streaming_matches_decoding_at_once(tmp_path: Path) -> None:
     codec = read_snac(saved(tmp_path))
     codes = torch.randint(16, (2, 7, 40), generator=torch.Generator().manual_seed(1))

@@ -51,6 +51,7 @@ def test_prompts_are_the_packages(pipe: Any) -> None:
         pipe("\u2026 !")
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "recycle:window=4", "scd:window=5", "tree:branch=2/1,layers=1"])
 def test_greedy_tokens_and_audio_are_the_packages(pipe: Any, recipe: str) -> None:
     """Four parts of three texts in a batch; one ends early."""
@@ -89,6 +90,7 @@ def test_probabilities_are_the_packages(pipe: Any) -> None:
     assert max(distance(text) for text in range(3)) > 1e-2
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens(pipe: Any) -> None:
     part = pipe.read(GOLDEN["texts"][1], None).parts[0]
 

@@ -67,6 +67,7 @@ def parts(folder: Any) -> list[Any]:
     return [pipeline(folder, call).read(call["text"], None).parts[0] for call in CALLS]
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=6", "tree:branch=2/1,layers=1"])
 def test_greedy_voices_are_the_packages(folder: Any, recipe: str) -> None:
     """Three prompts of several lengths in a batch; the speaker and the speech as the package reads them."""
@@ -105,6 +106,7 @@ def test_probabilities_are_the_packages(folder: Any) -> None:
     assert distance(SamplingParams(0.8, 0, 0.95)) > 1e-3
 
 
+@pytest.mark.releases
 def test_windows_match_single_tokens(folder: Any) -> None:
     adapter, (part, *_) = pipeline(folder, CALLS[0]).adapter, parts(folder)
 

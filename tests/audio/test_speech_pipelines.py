@@ -75,6 +75,7 @@ def test_super_frames_become_frames_of_their_slots() -> None:
         FlatAdapter(tiny.flat(), tokenizer(), codec_of(tiny_codecs.mimi(2, 4)), style)
 
 
+@pytest.mark.releases
 def test_csm_pipeline_from_a_folder(tmp_path: Path) -> None:
     model = tiny.csm(codes=8)
     model.save_pretrained(tmp_path)
@@ -100,6 +101,7 @@ class Words:
         return {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
 
+@pytest.mark.releases
 def test_bark_matches_its_own_generate() -> None:
     model = tiny.bark()
     pipe = mmspec.load(model, processor=Words(), config={"draft_model": tiny.bark(seed=2)})

@@ -20,6 +20,7 @@ GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "xtts.json").read
 OURS: dict[str, Any] = {"custom_generate": mmspec.generate, "seed": 0}
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4", "recycle:window=3", "layer-skip:layers=1"])
 def test_greedy_codes_are_the_packages(recipe: str) -> None:
     """Three voices and texts in a batch, with the repetition penalty of 10, which counts the ids of the prompt."""

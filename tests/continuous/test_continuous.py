@@ -27,6 +27,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.single_steps import decode_steps
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.window_policy import Committed
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
@@ -114,7 +115,7 @@ class FixedSchedule(AdaptiveWindow):
     def together(self) -> bool:
         return False
 
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
+    def record(self, width: int, committed: Committed) -> None:
         pass
 
 

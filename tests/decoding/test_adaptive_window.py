@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from simulated_windows import Cost, Reused, ratios
+from simulated_windows import Cost, Reused, committed, ratios
 from torch import Tensor
 
 import mmspec.decoding.loop
@@ -24,7 +24,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import decode_together
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import Step
-from mmspec.decoding.window_policy import FixedWindow
+from mmspec.decoding.window_policy import Committed, FixedWindow
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.knobs import LARGEST
@@ -54,8 +54,8 @@ class Adversary(AdaptiveWindow):
     def steps(self) -> int:
         return 1
 
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
-        self._calls, self.last = self._calls + 1, gained
+    def record(self, width: int, committed: Committed) -> None:
+        self._calls, self.last = self._calls + 1, committed.gain
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def simulate(
             gained += 1
         per_call = (1.0 if width == 1 else cost(width)) * rng.uniform(0.95, 1.05)
         seconds, length = seconds + per_call * calls, length + gained * calls
-        adaptive_window.record(width, per_call, gained, calls)
+        adaptive_window.record(width, committed(per_call, gained, calls))
     return seconds
 
 
@@ -138,7 +138,7 @@ def first_runs(window: int, jit: float, capture: float, noticed: bool) -> list[f
                 record_setup()
             call = 0.0024 if width == 1 else 0.0028 + 0.0004 * (width - 2) / 30
             seconds, length = seconds + call * calls, length + gains.get(width, 2.8) * calls
-            policy.record(width, call + startup / calls, gains.get(width, 2.8), calls)
+            policy.record(width, committed(call + startup / calls, gains.get(width, 2.8), calls))
         runs.append(seconds)
     return runs
 
@@ -157,12 +157,12 @@ def test_a_captured_graph_and_a_compiled_kernel_are_noticed() -> None:
     window.begin(100)
     for _ in range(3):  # the first call of a run is not measured
         assert window.choose() == 1
-        window.record(1, 1.0, 1.0)
+        window.record(1, committed(1.0, 1.0))
     for seconds in (1.0, 9.0, 1.0):
         assert window.choose() == 2
         if seconds == 9.0:
             record_setup()
-        window.record(2, seconds, 2.0)
+        window.record(2, committed(seconds, 2.0))
     assert setups() != before and window.rate(2) == 2.0
 
 
@@ -172,10 +172,10 @@ def test_a_captured_graph_and_a_compiled_kernel_are_noticed() -> None:
 def test_drafts_must_gain_more_than_the_slowest_row_may_lose(rows: int, gained: float, expected: int) -> None:
     window = AdaptiveWindow(4)
     window.begin(10_000, rows)
-    window.record(4, 1.0, 4.0)  # the first call of a run is not measured
+    window.record(4, committed(1.0, 4.0))  # the first call of a run is not measured
     for width, seconds, tokens in ((1, 1.0, 1.0), (2, 2.0, 1.0), (4, 2.0, gained)):
         for _ in range(40):
-            window.record(width, seconds, tokens)
+            window.record(width, committed(seconds, tokens))
     assert window.best == window.choose() == expected
 
 
@@ -190,8 +190,8 @@ class Watcher(AdaptiveWindow):
     def together(self) -> bool:
         return False
 
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
-        self.recorded.append(gained)
+    def record(self, width: int, committed: Committed) -> None:
+        self.recorded.append(committed.gain)
 
 
 def test_the_policy_learns_what_the_slowest_rows_gain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_a_bad_beginning_ends_no_run_on_a_model_whose_drafts_have_paid() -> None
             single, windows = single + calls * (width == 1), windows + (width > 1)
             each = 1.0 if width == 1 else 1.7
             tokens, seconds = tokens + min(gained, width) * calls, seconds + each * calls
-            policy.record(width, each, min(gained, width), calls)
+            policy.record(width, committed(each, min(gained, width), calls))
         return seconds - 255, single
 
     paid, new = AdaptiveWindow(32), AdaptiveWindow(32)
@@ -285,11 +285,11 @@ def test_rows_advance_together_until_drafts_have_been_shown_to_pay() -> None:
     window.begin(1000, rows=8)
     assert window.together()
     for _ in range(4):
-        window.record(1, 1.0, 1.0)
+        window.record(1, committed(1.0, 1.0))
     for _ in range(8):
         width = window.choose()
         assert width > 1
-        window.record(width, 1.1, gained=1.9, advanced=1.2)
+        window.record(width, Committed(np.full(8, 1), 1.1, 1, tested=8, accepted=7, together=True))
     assert window.best > 1 and not window.together()
     window.begin(1000, rows=1)
     assert not window.together()
@@ -302,12 +302,12 @@ def test_a_batch_that_ends_late_is_charged_when_it_is_over(late: int) -> None:
 
     def widths() -> set[int]:
         policy.begin(100, rows=8)
-        policy.record(1, 1.0, 1.0)  # the first call of a run is not measured
+        policy.record(1, committed(1.0, 1.0))  # the first call of a run is not measured
         tokens, found = 2.0, set[int]()
         while tokens < 100:
             found.add(width := policy.choose())
             calls, gained = (min(policy.steps(), int(100 - tokens)), 1.0) if width == 1 else (1, 2.0)
-            policy.record(width, 1.0 if width == 1 else 1.5, gained, calls)
+            policy.record(width, committed(1.0 if width == 1 else 1.5, gained, calls))
             tokens += calls * gained
         for _ in range(late if 2 in found else 0):
             policy.rest(2, 1.5)
@@ -326,12 +326,12 @@ def test_rows_that_follow_others_are_no_loss(lengths: int) -> None:
 
     def widths() -> set[int]:
         policy.begin(100, rows=8)
-        policy.record(1, 1.0, 1.0)
+        policy.record(1, committed(1.0, 1.0))
         tokens, found = 2.0, set[int]()
         while tokens < 100 * lengths:
             found.add(width := policy.choose())
             calls, gained = (policy.steps(), 1.0) if width == 1 else (1, 2.0)
-            policy.record(width, 1.0 if width == 1 else 1.5, gained, calls)
+            policy.record(width, committed(1.0 if width == 1 else 1.5, gained, calls))
             tokens += calls * gained
         return found
 
@@ -344,12 +344,12 @@ def test_a_server_recovers_in_a_run_that_does_not_end() -> None:
     def run_of(tokens: float, late: int = 0) -> int:
         """Calls with drafts."""
         policy.begin(100, rows=8)
-        policy.record(1, 1.0, 1.0)
+        policy.record(1, committed(1.0, 1.0))
         found, done = 0, 2.0
         while done < tokens:
             width = policy.choose()
             calls, gained = (policy.steps(), 1.0) if width == 1 else (1, 2.0)
-            policy.record(width, 1.0 if width == 1 else 1.5, gained, calls)
+            policy.record(width, committed(1.0 if width == 1 else 1.5, gained, calls))
             done, found = done + calls * gained, found + (width > 1)
         for _ in range(late):
             policy.rest(2, 1.5)
@@ -421,7 +421,7 @@ def test_a_draft_that_is_cut_off_counts_as_accepted() -> None:
     state, meter = BatchState([0, 1], layout, 4, target.device), Meter(target.device, 2)
     state.append(torch.ones(2, 1, dtype=torch.int64))
     sampler = layout.sampler([SamplingParams()] * 2, target.device)
-    assert decode_together(target, Drafts(), ratio, sampler, state, 4, meter) == 2.5
+    decode_together(target, Drafts(), ratio, sampler, state, 4, meter)
     assert state.length.tolist() == [2, 2]
     assert meter.tested.tolist() == [2, 0, 0] and meter.accepted.tolist() == [1, 0, 0]
 
@@ -502,5 +502,5 @@ def test_the_next_width_is_foreseen(gained: float, most: float) -> None:
         foreseen = asked.next()
         drafted += width > 1 and foreseen == width
         for policy in (asked, silent):
-            policy.record(width, 1.0 + 0.02 * width, 1.0 if width == 1 else min(gained, width))
+            policy.record(width, committed(1.0 + 0.02 * width, 1.0 if width == 1 else min(gained, width)))
     assert wrong <= most * 600 and (drafted > 400) == (gained > 1), (wrong, drafted)

@@ -98,8 +98,9 @@ class RecordingRunner(BlockRunner):
     [
         {"grid_size": SIDE, "sample_from_anchor": True, "markov_head_type": "rnn"},
         {"sample_from_anchor": False, "markov_head_type": "gated", "layer_ids": ()},
+        {"sample_from_anchor": True, "sliding_layers": [1], "sliding_window": 3},
     ],
-    ids=["grid, rnn", "row, gated"],
+    ids=["grid, rnn", "row, gated", "sliding"],
 )
 @torch.no_grad()
 def test_a_block_reads_the_features_before_its_anchor(

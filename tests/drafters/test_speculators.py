@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from golden import GOLDEN, expected
+from golden_heads import block_difference, block_head, folder_of, recorded
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -28,40 +28,23 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import FEATURES
 
-CASES = ("dflash", "dflash_reduced", "dspark", "dspark_reduced")
-
-
-def loaded(folder: Path, embedding: Tensor) -> BlockHead:
-    head = load_head(folder, embedding)
-    assert isinstance(head, BlockHead)
-    return head
-
-
-@torch.no_grad()
-def difference(head: BlockHead, wanted: dict[str, Tensor]) -> float:
-    """The largest difference of the logits of blocks at some anchors."""
-    anchors, slots = wanted["anchors"], torch.arange(wanted["tokens"].shape[1])[None]
-    tokens = torch.full((1, len(anchors), head.block_size), head.mask_token_id)
-    tokens[0, :, 0] = wanted["tokens"][0, anchors]
-    at = (anchors[:, None] + torch.arange(head.block_size))[None]
-    hidden = head(tokens, at, head.context(wanted["hidden"], slots), (slots < anchors[:, None])[None])[0]
-    z = hidden @ (wanted["lm_head"] if head.lm_head is None else head.lm_head.weight).T
-    if head.markov_head is not None:
-        state = hidden.new_zeros(len(anchors), head.markov_head.rank)
-        for i in range(head.block_size):
-            bias, state = head.markov_head(wanted["before"][:, i], hidden[:, i], state)
-            z[:, i] += bias
-    return float((z - wanted["logits"]).abs().max())
+CASES = (
+    "dflash", "dflash_reduced", "dflash_default", "dflash_sliding", "dflash_non_causal",
+    "dspark", "dspark_reduced", "dspark_default", "dspark_sliding",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_folder_of_speculators_gives_the_logits_of_its_class(case: str, tmp_path: Path) -> None:
-    folder = GOLDEN / "speculators" / case
-    wanted = expected(folder)
-    head = loaded(folder, wanted["embed_tokens"])
-    assert difference(head, wanted) < 1e-4
-    write_speculators(head, tmp_path, None, ["Qwen2ForCausalLM"], 8, speculative_tokens=3)
-    saved, written = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path))
+    folder = folder_of(case)
+    wanted = recorded(folder)
+    head = block_head(folder, wanted["embed_tokens"])
+    assert block_difference(head, wanted) < 1e-4
+    saved = json.loads((folder / "config.json").read_text())
+    stated = saved["speculators_config"]
+    count = stated["proposal_methods"][0]["speculative_tokens"]
+    write_speculators(head, tmp_path, None, stated["verifier"]["architectures"], 8, speculative_tokens=count)
+    written = json.loads((tmp_path / "config.json").read_text())
     layer, own = saved.pop("transformer_layer_config"), written.pop("transformer_layer_config")
     assert own == {name: layer[name] for name in own}
     # The confidence head, which only vLLM's scheduling uses, is not kept.
@@ -70,12 +53,12 @@ def test_a_folder_of_speculators_gives_the_logits_of_its_class(case: str, tmp_pa
     theirs, ours = (load_file(path / "model.safetensors") for path in (folder, tmp_path))
     theirs = {name: x for name, x in theirs.items() if not name.startswith("confidence_head")}
     assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in theirs)
-    assert difference(loaded(tmp_path, wanted["embed_tokens"]), wanted) < 1e-4
+    assert block_difference(block_head(tmp_path, wanted["embed_tokens"]), wanted) < 1e-4
 
 
 def test_what_cannot_be_read_or_written_is_refused(tmp_path: Path) -> None:
-    config = json.loads((GOLDEN / "speculators" / "dflash" / "config.json").read_text())
-    weights = (GOLDEN / "speculators" / "dflash" / "model.safetensors").read_bytes()
+    config = json.loads((folder_of("dflash") / "config.json").read_text())
+    weights = (folder_of("dflash") / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(weights)
 
     def load(**changes: Any) -> None:
@@ -88,9 +71,21 @@ def test_what_cannot_be_read_or_written_is_refused(tmp_path: Path) -> None:
         load(speculators_model_type="mtp")
     with pytest.raises(ModelError, match="does not state transformer_layer_config and mask_token_id"):
         load(mask_token_id=None)
-    sliding = {**config["transformer_layer_config"], "layer_types": ["full_attention", "sliding_attention"]}
-    with pytest.raises(ModelError, match="layer_types="):
-        load(transformer_layer_config=sliding)
+    attentions: list[tuple[Any, Any, str]] = [
+        (
+            ["full_attention", "linear_attention"],
+            5,
+            r"\]; each of the 2 must be full_attention or sliding_attention",
+        ),
+        (["sliding_attention"], 5, r"has layer_types=\['sliding_attention'\]; each of the 2 must be"),
+        (3, 5, "is not a draft head as its config.json describes"),
+        (["full_attention", "sliding_attention"], None, "sliding_window=None; it must be a positive integer"),
+        (["full_attention", "sliding_attention"], 0, "sliding_window=0; it must be a positive integer"),
+    ]
+    for types, width, message in attentions:
+        other = {"layer_types": types, "sliding_window": width}
+        with pytest.raises(ModelError, match=message):
+            load(transformer_layer_config=config["transformer_layer_config"] | other)
     for positions in ("long", 2):
         with pytest.raises(ModelError, match="max_position_embeddings=.*; it must be an integer of at least 4"):
             load(transformer_layer_config=config["transformer_layer_config"] | {"max_position_embeddings": positions})

@@ -30,7 +30,9 @@ from transformers.generation import GenerationMixin
 from transformers.generation.streamers import BaseStreamer
 
 from mmspec.errors import MMSpecError
+from mmspec.hf.cache_name import RELEASE
 from mmspec.hf.generate import generate
+from mmspec.versions import tested_range
 
 DOC = Path(__file__).parents[2] / "docs" / "arguments.md"
 IDS = torch.tensor([[0, 0, 1, 5, 6, 7], [1, 5, 8, 9, 10, 3]])
@@ -166,7 +168,7 @@ CASES: dict[str, list[Case]] = {
     "output_scores": [Case(True, OWN)],
     "output_logits": [Case(True, OWN)],
     "return_dict_in_generate": [
-        Case(True, note="`sequences` and `stats`; `scores` and `past_key_values` are None"),
+        Case(True, note="`sequences` and `stats`; `scores` and the cache are None"),
     ],
     "pad_token_id": [Case(2, more=EOS)],
     "bos_token_id": [Case(1)],
@@ -210,7 +212,10 @@ CASES: dict[str, list[Case]] = {
     "constraints": [Case(["x"], OWN, compare=False)],
     "force_words_ids": [Case([[4]], OWN, compare=False)],
     "prefill_chunk_size": [Case(2, OWN, compare=False)],
-    "past_key_values": [Case(lambda model: transformers.DynamicCache(), shown="an empty cache")],
+    RELEASE: [
+        Case(lambda model: transformers.DynamicCache(), shown="an empty cache",
+             note="before transformers 5.24 it is `past_key_values`"),
+    ],
     "attention_mask": [
         Case(None, more={"input_ids": IDS[1:]}),
         Case((IDS != 3).long(), OWN, compare=False, shown="padding on the right"),
@@ -278,7 +283,7 @@ INTRODUCTION = """# Arguments of `generate`
 <!-- Written by tests/helpers/argument_table.py; do not edit. -->
 
 Every argument of transformers' `model.generate(..., custom_generate=mmspec.generate)`, as tried on a tiny Llama with
-transformers {version}. *As transformers* means: greedy tokens, or samples from a single allowed id, equal those of
+transformers {releases}. *As transformers* means: greedy tokens, or samples from a single allowed id, equal those of
 the model's own `generate` with the same argument. *Refused* is one line, before any work. `mmspec.generate` itself
 takes `recipe`, `seed`, `draft_model`, `table`, `heads`, `on_step` and `measure_entropy`; a `streamer`, an
 `assistant_model` and `synced_gpus`, which transformers does not hand to a callable, are read from its frame.
@@ -298,10 +303,11 @@ def document(found: list[tuple[str, Case, str, str]]) -> str:
     for name, case, outcome, message in found:
         shown = f"`{case.value!r}`" if case.shown is None else case.shown
         result = outcome + (f": {message}" if message else "") + (f"; {case.note}" if case.note else "")
+        name = "cache" if name == RELEASE else name
         lines.append(
             f"| `{name}` | {shown} | {result} |".replace("|", "\\|").replace("\\| ", "| ").replace(" \\|", " |")
         )
-    return INTRODUCTION.format(version=transformers.__version__) + "\n".join(lines) + "\n"
+    return INTRODUCTION.format(releases=tested_range("transformers")) + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from transformers import ChameleonForConditionalGeneration
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from mmspec.hf.cache_name import RELEASE, cache_of
 from mmspec.hf.generate import GenerateJob, generate, prepare
 from mmspec.vision.hf.decoding.chameleon import ImageConstraint
 
@@ -23,7 +24,7 @@ class OpenChameleon(ChameleonForConditionalGeneration):
     def forward(self, input_ids: Tensor | None = None, logits_to_keep: int = 0, **inputs: Any) -> Any:
         inputs.pop("return_dict", None)
         out = self.model(input_ids=input_ids, **inputs)
-        return CausalLMOutputWithPast(logits=self.lm_head(out.last_hidden_state), past_key_values=out.past_key_values)
+        return CausalLMOutputWithPast(logits=self.lm_head(out.last_hidden_state), **{RELEASE: cache_of(out)})
 
 
 def emu3_lines(height: int, width: int, model: Any) -> Callable[[int, Tensor], Any]:

@@ -21,6 +21,8 @@ from tiny_higgs_v3 import BOOKS, CODES, TEXTS, VOICE, config, fill_parts, tokeni
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3Model
 
+from mmspec.hf.cache_name import cache_input, cache_of
+
 COLUMNS, SAMPLES, SAMPLED = 16, 4_000, 6
 SAMPLING: dict[str, Any] = {"temperature": 1.3, "top_p": 0.9, "top_k": 4}
 CELLS = {"early": [(1, 0), (1, 1), (2, 2)], "late": [(3, 0), (4, 1), (4, 2)]}
@@ -87,7 +89,8 @@ def main(source: Path) -> None:
                 if int(codes[0]) != sampler.STOP_CODE:
                     out[row].append(codes.tolist())
                 last[row] = codes.clamp(min=0)
-            made = body(inputs_embeds=embed(last)[:, None], past_key_values=made.past_key_values, use_cache=True)
+            past = cache_input(body, cache_of(made))
+            made = body(inputs_embeds=embed(last)[:, None], use_cache=True, **past)
         return out
 
     with torch.no_grad():
@@ -118,7 +121,7 @@ def main(source: Path) -> None:
             for column in path:
                 sampler.sample_independent(head.generate(made.last_hidden_state[:, -1])[0], **SAMPLING)
                 embeds = embed(torch.tensor(column)[None, None])
-                made = body(inputs_embeds=embeds, past_key_values=made.past_key_values, use_cache=True)
+                made = body(inputs_embeds=embeds, use_cache=True, **cache_input(body, cache_of(made)))
         found["probs"] = [[[round(p, 6) for p in cell] for cell in each.tolist()] for each in probs]
     file = Path(__file__).parent.parent / "golden" / "higgs_v3.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")

@@ -9,9 +9,14 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from mmspec.decoding.window_policy import WindowPolicy
+from mmspec.decoding.window_policy import Committed, WindowPolicy
 
 KEPT = 4  # as in `mmspec.decoding.single_steps`: rows are dropped once one in so many has finished
+
+
+def committed(seconds: float, gain: float, calls: int = 1) -> Committed:
+    """What `calls` calls of `seconds` each have committed in a row that has gained `gain` tokens per call."""
+    return Committed(np.array([gain * calls]), seconds, calls)
 
 
 @dataclass(frozen=True)
@@ -82,26 +87,25 @@ def simulate(
         whole = len(alive) == rows
         apart = len(set(lengths[alive].tolist())) > 1
         width = policy.choose() if whole else policy.settled()
-        slowest = alive[np.argsort(lengths[alive], kind="stable")[: -(-len(alive) // 4)]]
+        order = np.argsort(lengths[alive], kind="stable")
         calls = 1
         if width == 1:
             calls = min(policy.steps(), int(length - lengths[alive].min()))
-            gained = np.ones(len(alive)) * calls
+            gained = np.full(len(alive), calls)
         else:
             accepted = chance.at(width, before) if isinstance(chance, Reused) else chance
             tested = rng.random((len(alive), width - 1)) < accepted
             gained = np.cumprod(tested, axis=1).sum(1) + 1
         together = width > 1 and whole and not apart and policy.together()
-        mean = advanced = gained[np.isin(alive, slowest)].mean() / calls
-        if together:
-            mean, advanced = gained.mean(), float(gained.min())
-            gained = np.full(len(alive), gained.min())
+        alone, gained = gained, np.full(len(alive), gained.min()) if together else gained
+        drafts = min(width - 1, int(gained[0])) if together else 0  # that are tested in each row
+        tests = drafts * len(alive), int(np.minimum(alone - 1, drafts).sum())
         call = noisy(cost.call(len(running), width, apart), calls)
-        lengths[alive] = np.minimum(lengths[alive] + gained.astype(np.int64), length)
+        lengths[alive] = np.minimum(lengths[alive] + gained, length)
         seconds += call * calls
         before = width
         if whole:
-            policy.record(width, call, float(mean), calls, float(advanced))
+            policy.record(width, Committed(gained[order], call, calls, *tests, together))
         else:
             policy.rest(width, call, calls)
         finished = lengths[running] >= length

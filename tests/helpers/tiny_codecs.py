@@ -47,7 +47,7 @@ def encodec(**changes: Any) -> Any:
     return filled(EncodecModel(EncodecConfig(**{**config, **changes})))
 
 
-def dac(ratios: tuple[int, ...] = (2, 4)) -> Any:
+def dac(ratios: tuple[int, ...] = (2, 4), codebooks: int = 3, codes: int = 16) -> Any:
     torch.manual_seed(0)
     return filled(
         DacModel(
@@ -55,8 +55,8 @@ def dac(ratios: tuple[int, ...] = (2, 4)) -> Any:
                 encoder_hidden_size=4,
                 downsampling_ratios=list(ratios),
                 decoder_hidden_size=16,
-                n_codebooks=3,
-                codebook_size=16,
+                n_codebooks=codebooks,
+                codebook_size=codes,
                 codebook_dim=4,
                 sampling_rate=1000,
             )

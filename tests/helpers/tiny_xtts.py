@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, GPT2Config, GPT2Model, GPT2PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 
+from mmspec.hf.cache_name import RELEASE, cache_of
+
 WIDTH, CODES, START, STOP = 32, 20, 20, 21
 SETTINGS: dict[str, Any] = {
     "num_return_sequences": 1, "num_beams": 1, "length_penalty": 1.0, "repetition_penalty": 10.0,
@@ -39,20 +41,21 @@ class GPT2InferenceModel(GPT2PreTrainedModel, GenerationMixin):
         self.cached_prefix_emb: Tensor | None = None
 
     def forward(
-        self, input_ids: Tensor, past_key_values: Any = None, use_cache: Any = None, return_dict: Any = None, **_: Any
+        self, input_ids: Tensor, use_cache: Any = None, return_dict: Any = None, **inputs: Any
     ) -> CausalLMOutputWithCrossAttentions:
         assert self.cached_prefix_emb is not None
+        cache = inputs.get(RELEASE)
         prefix = self.cached_prefix_emb.shape[1]
         first = input_ids.shape[1] != 1
         ids = input_ids[:, prefix:] if first else input_ids
-        place = 0 if first else past_key_values.get_seq_length() - prefix
+        place = 0 if first else cache.get_seq_length() - prefix
         embeds = self.embeddings(ids) + self.pos_embedding.emb.weight[place]  # type: ignore[union-attr, index]
         if first:
             repeated = self.cached_prefix_emb.repeat_interleave(len(ids) // len(self.cached_prefix_emb), 0)
             embeds = torch.cat([repeated, embeds], dim=1)
-        out = self.transformer(inputs_embeds=embeds, past_key_values=past_key_values, use_cache=use_cache)
+        out = self.transformer(inputs_embeds=embeds, use_cache=use_cache, **{RELEASE: cache})
         logits = self.lm_head(out.last_hidden_state)
-        return CausalLMOutputWithCrossAttentions(logits=logits, past_key_values=out.past_key_values)
+        return CausalLMOutputWithCrossAttentions(logits=logits, **{RELEASE: cache_of(out)})
 
 
 def sizes() -> dict[str, Any]:

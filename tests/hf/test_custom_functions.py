@@ -27,6 +27,8 @@ from transformers.generation import GenerationMixin
 from mmspec.errors import ArgumentError
 from mmspec.hf.generate import generate
 
+pytestmark = pytest.mark.releases
+
 IDS = torch.tensor([[0, 0, 1, 5, 6, 7], [1, 5, 8, 9, 10, 3]])
 CALL: dict[str, Any] = {
     "input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 14, "pad_token_id": 0

@@ -21,12 +21,15 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError, UnknownNameError
 from mmspec.hf.allowed_tokens import line_width, tabulate
+from mmspec.hf.cache_name import RELEASE, cache_input
 from mmspec.hf.causal_target import slice_head
 from mmspec.hf.generate import GenerateJob, generate, prepare
 from mmspec.hf.ngram import count_table
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.decoding.chameleon import ImageConstraint
+
+pytestmark = pytest.mark.releases
 
 IDS = torch.tensor([[0, 0, 1, 31, 32, 3], [1, 31, 33, 34, 30, 3]])
 CALL: dict[str, Any] = {"input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 12}
@@ -95,8 +98,8 @@ def test_cache_arguments_are_accepted(model: Any, cache: str) -> None:
     call: dict[str, Any] = {
         "static": {"cache_implementation": "static"},
         "dynamic": {"cache_implementation": "dynamic"},
-        "empty DynamicCache": {"past_key_values": DynamicCache(config=config)},
-        "empty StaticCache": {"past_key_values": StaticCache(config=config, max_cache_len=20)},
+        "empty DynamicCache": {RELEASE: DynamicCache(config=config)},
+        "empty StaticCache": {RELEASE: StaticCache(config=config, max_cache_len=20)},
     }[cache]
     ours = model.generate(**CALL, **call, do_sample=False, custom_generate=generate, recipe="scd:window=4")
     assert torch.equal(ours, model.generate(**CALL, do_sample=False))
@@ -261,6 +264,6 @@ def test_arguments_that_do_not_fit_the_model_are_refused(model: Any) -> None:
 
 def test_a_filled_cache_is_refused(model: Any) -> None:
     cache = DynamicCache()
-    model(input_ids=IDS[:, :3], past_key_values=cache, use_cache=True)
-    with pytest.raises(ArgumentError, match="past_key_values already holds tokens"):
-        model.generate(**CALL, past_key_values=cache, custom_generate=generate)
+    model(input_ids=IDS[:, :3], use_cache=True, **cache_input(model, cache))
+    with pytest.raises(ArgumentError, match=f"{RELEASE} already holds tokens"):
+        model.generate(**CALL, **{RELEASE: cache}, custom_generate=generate)

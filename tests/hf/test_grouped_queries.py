@@ -17,6 +17,8 @@ from mmspec.decoding.attention_backends import without_plans
 from mmspec.hf import grouped_queries
 from mmspec.hf.grouped_queries import fold, folded_groups
 
+pytestmark = pytest.mark.releases
+
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 

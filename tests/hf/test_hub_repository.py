@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from transformers import dynamic_module_utils
 from transformers.generation import GenerationMixin
 
 import mmspec
+
+pytestmark = pytest.mark.releases
 
 IDS = torch.tensor([[0, 0, 1, 31, 32, 3], [1, 31, 33, 34, 30, 3]])
 CALL: dict[str, Any] = {
@@ -64,3 +67,12 @@ def test_streamer_and_output_reach_the_caller(repository: str) -> None:
         **call, custom_generate=repository, trust_remote_code=True, streamer=streamer, return_dict_in_generate=True
     )
     assert streamer.ended and streamer.tokens == output.sequences.shape[1] and output.stats.nfe > 0
+
+
+def test_without_mmspec_the_error_says_how_to_install_it(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers itself would tell to install a package of that name from an index, where it is another's."""
+    monkeypatch.setitem(sys.modules, "mmspec", None)
+    with pytest.raises(
+        ImportError, match=r"^mmspec is not installed; run pip install \. in a checkout of its repository$"
+    ):
+        tiny.emu3().generate(**CALL, custom_generate=repository, trust_remote_code=True)

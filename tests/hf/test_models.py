@@ -22,6 +22,7 @@ import mmspec.hf.causal_target
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.engine import Decoded, run
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.hf.prompt_slots import positions_by_slot
 from mmspec.recipes import parse
@@ -52,7 +53,8 @@ def built_in(name: str, model: Any, call: dict[str, Any], **options: Any) -> Ten
 def janus_steps(model: Any, ids: Tensor, mask: Tensor, x: Tensor) -> Tensor:
     cache, embeds, logits = DynamicCache(), model.get_input_embeddings()(ids), []
     for n in range(x.shape[1]):
-        out = model.model.language_model(inputs_embeds=embeds, attention_mask=mask, past_key_values=cache)
+        decoder = model.model.language_model
+        out = decoder(inputs_embeds=embeds, attention_mask=mask, **cache_input(decoder, cache))
         logits.append(model.model.generation_head(out.last_hidden_state[:, -1]))
         embeds = model.prepare_embeddings_for_image_generation(x[:, n : n + 1])
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
@@ -73,7 +75,8 @@ def steps(model: Any, ids: Tensor, mask: Tensor, x: Tensor, counted: bool, **fir
     cache, logits, step = DynamicCache(), [], ids
     for n in range(x.shape[1]):
         positions = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, -step.shape[1] :]} if counted else {}
-        out = model(input_ids=step, attention_mask=mask, past_key_values=cache, use_cache=True, **positions, **first)
+        past = cache_input(model, cache)
+        out = model(input_ids=step, attention_mask=mask, use_cache=True, **past, **positions, **first)
         logits.append(out.logits[:, -1])
         step, first = x[:, n : n + 1], {}
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
@@ -133,6 +136,7 @@ def windows_agree(name: str, guided: bool) -> bool:
     return wrong == 0
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(("name", "guided"), GUIDANCE)
 def test_windows_with_rollback_equal_single_steps(name: str, guided: bool) -> None:
     assert windows_agree(name, guided)
@@ -206,6 +210,7 @@ def test_mistakes_are_caught(mistake: str, name: str, guided: bool, monkeypatch:
 # --- Against the model's own generate -------------------------------------------------------------------------------
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(("name", "guided"), GUIDANCE)
 def test_greedy_equals_the_models_own_generate(name: str, guided: bool, attention: str) -> None:

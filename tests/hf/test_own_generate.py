@@ -15,6 +15,8 @@ from transformers.generation import GenerationMixin
 import mmspec
 from mmspec.errors import ArgumentError
 
+pytestmark = pytest.mark.releases
+
 PROMPTS = torch.tensor([[0, 1, 10, 11, 3], [1, 12, 13, 14, 3]])
 INPUTS = {"input_ids": PROMPTS, "attention_mask": (PROMPTS != 0).long()}
 OURS: dict[str, Any] = {"custom_generate": mmspec.generate, "recipe": "scd:window=4", "seed": 0, "do_sample": False}

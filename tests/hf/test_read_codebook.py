@@ -15,6 +15,8 @@ from mmspec.hf.codebook import read_codebook
 from mmspec.hf.generate import GenerateJob, prepare
 from mmspec.vision.hf.decoding.chameleon import ImageConstraint
 
+pytestmark = pytest.mark.releases
+
 PROMPT = torch.tensor([[1, 31, 33, 34, 30, 3], [1, 31, 31, 32, 34, 3]])
 
 

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache, Emu3ForConditionalGeneration, StaticCache
 from transformers.generation import GenerationMixin
 
+from mmspec.hf.cache_name import RELEASE
 from mmspec.hf.causal_target import slice_head
 from mmspec.hf.generate import generate
+
+pytestmark = pytest.mark.releases
 
 RECIPES = ["plain", "sjd:window=5", "scd:window=4", "draft:window=3"]
 IDS = torch.tensor([[0, 0, 1, 31, 32, 3], [1, 31, 33, 34, 30, 3]])
@@ -186,8 +189,8 @@ def test_every_cache_with_every_attention(cache: str, attention: str, tmp_path: 
     config = model.config.get_text_config()
     kinds: dict[str, Callable[[], dict[str, Any]]] = {
         "static": lambda: {"cache_implementation": "static"},
-        "DynamicCache": lambda: {"past_key_values": DynamicCache(config=config)},
-        "StaticCache": lambda: {"past_key_values": StaticCache(config=config, max_cache_len=20)},
+        "DynamicCache": lambda: {RELEASE: DynamicCache(config=config)},
+        "StaticCache": lambda: {RELEASE: StaticCache(config=config, max_cache_len=20)},
     }
     expected = model.generate(**CALL, **kinds[cache]())
     for recipe in RECIPES[:3]:

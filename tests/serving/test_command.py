@@ -24,7 +24,8 @@ def test_without_the_extra_the_error_names_it(
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
     assert main(command) == 2
-    expected = f"mmspec: error: the server needs {missing}, which is not installed: pip install 'mmspec[serve]'\n"
+    expected = f"mmspec: error: the server needs {missing}, which is not installed; "
+    expected += "run pip install '.[serve]' in a checkout of mmspec\n"
     assert capsys.readouterr().err == expected
 
 

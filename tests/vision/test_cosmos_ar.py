@@ -60,6 +60,7 @@ def test_logits_are_the_originals(kind: str) -> None:
     assert float((found - e["logits"]).abs().max()) < 1e-4
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=5", "table:window=4", "layer-skip:layers=1,window=3"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_is_the_originals(kind: str, recipe: str) -> None:
@@ -69,6 +70,7 @@ def test_greedy_is_the_originals(kind: str, recipe: str) -> None:
     assert out.frames is out.tokens and out.tokens.shape == (3, *SHAPE)
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("kind", KINDS)
 def test_windows_give_the_logits_of_single_steps(kind: str) -> None:
     transformer, e = load(kind).transformer, given(kind)

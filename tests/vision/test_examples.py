@@ -35,11 +35,13 @@ def size_of(path: Path) -> tuple[int, int]:
         return image.size
 
 
+@pytest.mark.releases
 def test_janus(root: Path, here: Path) -> None:
     example(root, "janus").main(tiny_models.janus(), tiny_processors.janus())
     assert size_of(here / "janus_0.png") == (8, 8)
 
 
+@pytest.mark.releases
 def test_emu3(root: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor = tiny_processors.emu3()
     monkeypatch.setattr(processor, "image_area", 32 * 32)  # the default is 90 x 90 tokens
@@ -47,11 +49,13 @@ def test_emu3(root: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert size_of(here / "emu3_0.png") == (8, 8)
 
 
+@pytest.mark.releases
 def test_imagegpt(root: Path, here: Path) -> None:
     example(root, "imagegpt").main(tiny_models.imagegpt(), tiny_processors.imagegpt())
     assert [size_of(here / f"imagegpt_{i}.png") for i in range(8)] == [(4, 4)] * 8
 
 
+@pytest.mark.releases
 def test_anole(root: Path, here: Path) -> None:
     torch.save({"state_dict": tiny_models.vqgan()[1]}, "vqgan.ckpt")
     model, processor = tiny_models.chameleon(), tiny_processors.chameleon()
@@ -64,6 +68,7 @@ def test_anole(root: Path, here: Path) -> None:
     assert torch.equal(pipe("a red apple on a table", seed=0, output_type="latent").tokens, codes)
 
 
+@pytest.mark.releases
 def test_lumina_mgpt(root: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"state_dict": tiny_models.vqgan()[1]}, "vqgan.ckpt")
     example(root, "lumina_mgpt").main("vqgan.ckpt", tiny_models.chameleon(), tiny_processors.chameleon(), 12)
@@ -86,6 +91,7 @@ class FirstStage(GlmImagePipeline):
         return SimpleNamespace(images=[Image.fromarray(codes.view(height // 16, width // 16).byte().numpy())])
 
 
+@pytest.mark.releases
 def test_glm_image(root: Path, here: Path) -> None:
     example(root, "glm_image").main(FirstStage(), 256)
     assert size_of(here / "glm_image.png") == (16, 16)

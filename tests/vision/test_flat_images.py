@@ -67,6 +67,7 @@ def original(layout: str, model: Any, prompt: str, grid: tuple[int, int], scale:
     return torch.tensor(codes)
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(
     ("layout", "recipe"), [*((each, "scd:window=5") for each in LAYOUTS), ("liquid", "layer-skip:layers=1,window=3")]
 )
@@ -191,6 +192,7 @@ def test_samples_follow_the_enumerated_distribution(monkeypatch: pytest.MonkeyPa
     assert found.ok and found.tokens_per_call > 1, found
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_windows_are_single_tokens(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of three lengths, with guidance."""

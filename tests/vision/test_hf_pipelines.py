@@ -153,6 +153,7 @@ CASES = {
 }
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("name", CASES)
 def test_images_equal_those_of_the_models_own_generate(name: str) -> None:
     case = CASES[name]
@@ -186,6 +187,7 @@ def greedy_chameleon(model: Any, prompt: list[int], negative: list[int], pattern
     return made
 
 
+@pytest.mark.releases
 @torch.no_grad()
 @pytest.mark.parametrize("layout", ["anole", "lumina"])
 def test_chameleon_layouts(layout: str) -> None:
@@ -419,6 +421,7 @@ def folder(janus: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.releases
 def test_folders_of_models_and_pipelines(janus: Any, folder: Path, tmp_path: Path) -> None:
     expected = janus(PROMPTS, seed=0, output_type="np")
     pipe = load(str(folder))
@@ -442,6 +445,7 @@ def test_a_hub_id_loads_its_downloaded_folder(folder: Path, monkeypatch: pytest.
     assert load("deepseek-community/Janus-Pro-1B")("cat", seed=0).images[0].size == (8, 8)
 
 
+@pytest.mark.releases
 def test_a_diffusers_folder_loads_the_first_stage_of_glm_image(tmp_path: Path) -> None:
     model, processor = tiny_models.glm(), tiny_processors.glm()
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "GlmImagePipeline"}))
@@ -645,6 +649,7 @@ def test_missing_parts_and_positions_are_refused() -> None:
     assert load(tiny_models.imagegpt())(output_type="latent", seed=0).tokens.shape == (1, 16)
 
 
+@pytest.mark.releases
 def test_a_diffusers_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "GlmImagePipeline"}))
     with pytest.raises(ModelError, match="vision_language_encoder' does not contain a transformers model"):

@@ -23,6 +23,7 @@ from mmspec.vision.hf.emu3_decoder import is_emu3_decoder, load_emu3_decoder
 from mmspec.vision.hf.emu3_tokenizer import read_emu3_tokenizer
 
 
+@pytest.mark.releases
 def test_the_tokenizer_of_emu3(tmp_path: Path) -> None:
     """Byte pairs by rank, digits one by one, and the marks after them in the order of the original code."""
     tokens = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"12"]
@@ -50,6 +51,7 @@ BACK = (
 )
 
 
+@pytest.mark.releases
 def test_the_decoder_of_emu3(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = Emu3VQVAEConfig(codebook_size=20, base_channels=32, channel_multiplier=[1, 2], num_res_blocks=1)

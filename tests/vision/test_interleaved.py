@@ -43,6 +43,7 @@ def pipeline(seed: int, **options: Any) -> TransformersPipeline:
 CASES = [(kind, one) for kind, answers in EXPECTED.items() for one in answers]
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(("kind", "one"), CASES, ids=[f"{kind}-{one['seed']}" for kind, one in CASES])
 def test_greedy_answers_are_the_originals(kind: str, one: dict[str, Any]) -> None:
     """Text, marks, sizes and codes; an image that the limit cuts off is left out."""

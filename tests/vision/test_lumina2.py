@@ -92,6 +92,7 @@ def original(model: Any, prompt: str) -> Tensor:
     return torch.tensor(codes)
 
 
+@pytest.mark.releases
 def test_greedy_is_the_original_loop(folder: Path, tmp_path: Path) -> None:
     pipe = load(folder)
     assert pipe.config.layout == "lumina2" and type(pipe.model) is ChameleonForConditionalGeneration

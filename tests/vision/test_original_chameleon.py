@@ -97,6 +97,7 @@ def folder_of(path: Path, w: Tensors) -> Path:
     return path
 
 
+@pytest.mark.releases
 @torch.no_grad()
 def test_a_folder_of_gair(tmp_path: Path) -> None:
     w = weights()

@@ -88,6 +88,7 @@ def folder_of(model: Any, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.releases
 def test_a_folder_of_deepseek_is_the_converted_model(tmp_path: Path) -> None:
     model = tiny_models.janus(vocab_size=300)
     pipe = mmspec.load(folder_of(model, tmp_path))

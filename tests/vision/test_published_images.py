@@ -83,6 +83,7 @@ def billions(model: Any) -> float:
 # --- Full size ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(("name", "size"), [("imagegpt-small", 0.0765), ("imagegpt-large", 1.362)])
 def test_imagegpt(name: str, size: float) -> None:
     model = on_meta(ImageGPTForCausalImageModeling, ImageGPTConfig(**read(name)), name)
@@ -120,6 +121,7 @@ def test_the_seven_billion_janus_pro_from_deepseeks_values() -> None:
     assert adapter.codebook_size == 16384 and adapter.grid(None, None) == (24, 24)
 
 
+@pytest.mark.releases
 def test_emu3() -> None:
     own = read("emu3-gen")
     names = {"<|extra_200|>": own["eol_token_id"], "<|extra_201|>": own["eof_token_id"], "<image>": own["img_token_id"]}
@@ -174,6 +176,7 @@ def test_chameleons(name: str, layout: str) -> None:
     assert billions(model) == pytest.approx(7.04, rel=0.01)
 
 
+@pytest.mark.releases
 def test_glm_image() -> None:
     model = on_meta(GlmImageForConditionalGeneration, GlmImageConfig(**read("glm-image")), "glm-image")
     adapter = image_adapter_of(model, Components(tiny_processors.glm()))

@@ -62,6 +62,7 @@ def pipe(folder: Path) -> Any:
     return found
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("scale", [1, 3])
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=5", "layer-skip:layers=3,window=3"])
 def test_greedy_is_the_originals(pipe: Any, recipe: str, scale: int) -> None:
@@ -92,6 +93,7 @@ def test_the_first_code_is_sampled_from_the_originals_distribution(pipe: Any, sc
         assert {str(int(i)): pytest.approx(float(p[0, 0, i]), abs=1e-5) for i in p[0, 0].nonzero()[:, 0]} == expected
 
 
+@pytest.mark.releases
 def test_windows_give_the_logits_of_single_steps(pipe: Any) -> None:
     """A prompt of text and marks, whose text positions the first and the last layer leave as they are."""
 

@@ -13,6 +13,7 @@ from transformers import AutoConfig, GenerationMixin, PreTrainedModel, Qwen2Conf
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
 
 from mmspec.errors import ModelError
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 
 
@@ -111,8 +112,8 @@ class XOmniDecoder(DecoderLayers):
         def run(layer: Any, hidden: Tensor) -> Tensor:
             states, of_image = hidden[..., :-1], hidden[..., -1:]
             found = layer(
-                states, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
-                position_embeddings=rotary,
+                states, attention_mask=mask, position_ids=positions, use_cache=True,
+                position_embeddings=rotary, **cache_input(layer, cache),
             )  # fmt: skip
             if layer.self_attn.layer_idx not in self._shared:
                 found = torch.where(of_image > 0, found, states)

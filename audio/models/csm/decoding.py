@@ -26,14 +26,18 @@ from mmspec.decoding.loop import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
+from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
+from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest, unwrap
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 
+INPUTS = ("input_values", "input_values_cutoffs")  # that are read
 DRAFT_SETTINGS = ("num_codebooks", "vocab_size", "text_vocab_size")
 """What a draft model's configuration must have in common with the model's."""
 
@@ -82,7 +86,7 @@ class CsmDepth:
                 hidden,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
+                **cache_input(layer, cache),
                 use_cache=True,
                 position_embeddings=rotary,
             )
@@ -115,6 +119,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     model, input_ids, inputs = call.model, call.input_ids, call.inputs
     ahead = frames_ahead(ahead, int(model.config.num_codebooks), call.recipe)
     refuse_modes(call.config, inputs)
+    refuse_unknown_inputs(model, inputs, INPUTS, dropped_arguments(model).given)
     found, others = read_processors(call.processors)
     if others:
         raise ArgumentError("repetition_penalty and its like are not supported for CSM, whose prompt has no codes")

@@ -39,9 +39,12 @@ from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
+from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
+from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
@@ -49,6 +52,7 @@ from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rows import put_rows
 
+INPUTS = ("encoder_outputs", "decoder_attention_mask", "decoder_delay_mask")  # that are read
 DIA_PROCESSORS = (
     DiaClassifierFreeGuidanceLogitsProcessor,
     DiaEOSChannelFilterLogitsProcessor,
@@ -120,6 +124,7 @@ def read(call: GenerateRequest) -> DiaRequest:
     """
     model, config, inputs = call.model, call.config, call.inputs
     refuse_modes(config, inputs, embeds=True)
+    refuse_unknown_inputs(model, inputs, INPUTS, dropped_arguments(model).given)
     if config.num_return_sequences not in (None, 1):
         raise ArgumentError(f"num_return_sequences={config.num_return_sequences} is not supported for Dia; use 1")
     own = {type(each): each for each in call.processors if type(each) in DIA_PROCESSORS}
@@ -342,7 +347,7 @@ class DiaLayers(DecoderLayers):
         rotary = self._rotary(embeds, position_ids=positions)
 
         def run(layer: Any, hidden: Tensor) -> Tensor:
-            out: Tensor = layer(hidden, rotary, mask, states, encoder_attention_mask=bias, past_key_values=cache)
+            out: Tensor = layer(hidden, rotary, mask, states, encoder_attention_mask=bias, **cache_input(layer, cache))
             return out
 
         return embeds, run

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 
 
@@ -41,7 +42,7 @@ class ShortConvolutionLayers(DecoderLayers):
             normed = layer.operator_norm(hidden)
             if layer.is_attention_layer:
                 mixed, _ = layer.self_attn(
-                    normed, position_embeddings=rotations, attention_mask=mask, past_key_values=cache
+                    normed, position_embeddings=rotations, attention_mask=mask, **cache_input(layer.self_attn, cache)
                 )
             else:
                 mixed = convolve(layer.conv, normed, slots, known, cache)

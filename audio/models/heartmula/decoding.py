@@ -11,6 +11,7 @@ from torch import Tensor
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
 from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.models.heartmula.model import HeartMuLa
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -77,8 +78,8 @@ class HeartMuLaDepth:
             inputs_embeds=self._model.projection(embeds),
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **cache_input(self._model.decoder, cache),
         ).last_hidden_state
         return hidden
 

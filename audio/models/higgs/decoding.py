@@ -34,15 +34,20 @@ from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
+from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
+from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device, window_positions
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
+
+INPUTS = ("audio_input_ids", "audio_input_ids_mask")  # that are read
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ def read(call: GenerateRequest) -> HiggsRequest:
     """
     model, config, inputs = call.model, call.config, call.inputs
     refuse_modes(config, inputs)
+    refuse_unknown_inputs(model, inputs, INPUTS, dropped_arguments(model).given)
     own = HiggsAudioV2DelayPatternLogitsProcessor
     found, others = read_processors([processor for processor in call.processors if type(processor) is not own])
     refuse_logits_processors(model, others)
@@ -299,8 +305,8 @@ class HiggsLayers(DecoderLayers):
                 attention_mask=mask,
                 audio_token_mask=audio_mask,
                 position_ids=positions,
-                past_key_values=cache,
                 position_embeddings=rotary,
+                **cache_input(layer, cache),
             )
             return out
 

@@ -57,7 +57,12 @@ class VoicedDecoder:
             self._keys.append((key, value))
 
     def __call__(
-        self, inputs_embeds: Tensor, attention_mask: Tensor, position_ids: Tensor, past_key_values: SlotCache, **_: Any
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        cache: SlotCache,
+        use_cache: bool = True,
     ) -> Any:
         """See `mmspec.hf.causal_target.Backbone`."""
         config, x = self.model.config, inputs_embeds
@@ -72,7 +77,7 @@ class VoicedDecoder:
             assert isinstance(layer, MainLayer)
             own, cross = layer.self_attn, layer.cross_attention
             qkv = F.linear(layer.norm1(x), in_proj(own))
-            x = x + own.out_projs[0](attend(qkv, config.main.heads, mask, past_key_values, number, rotate))
+            x = x + own.out_projs[0](attend(qkv, config.main.heads, mask, cache, number, rotate))
             if cross is not None and layer.norm_cross is not None:
                 query = F.linear(layer.norm_cross(x), in_proj(cross)[: config.main.dim])
                 query = query.unflatten(-1, (config.main.heads, -1)).transpose(1, 2)

@@ -23,14 +23,22 @@ from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.target import EarlyExit
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
+from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import advanced, on_device, uploaded
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
+
+# Inputs that are read.
+INPUTS = (
+    "inputs_embeds", "moshi_delay_pattern_mask", "user_delay_pattern_mask", "blank_user_audio_codes",
+    "kwargs_depth_decoder",
+)  # fmt: skip
 
 
 class MoshiFrames:
@@ -219,7 +227,7 @@ class MoshiDepth:
     def _layers(self, hidden: Tensor, bias: Tensor, index: Tensor, cache: SlotCache | None) -> Tensor:
         for layer in self._decoder.layers:
             hidden = layer(
-                hidden, attention_mask=bias, position_ids=index[None], past_key_values=cache, codebook_idx=index
+                hidden, attention_mask=bias, position_ids=index[None], codebook_idx=index, **cache_input(layer, cache)
             )
         return hidden
 
@@ -235,6 +243,7 @@ def generate(call: GenerateRequest) -> Any:
     """
     model, inputs = call.model, call.inputs
     refuse_modes(call.config, inputs, embeds=True)
+    refuse_unknown_inputs(model, inputs, INPUTS, {})
     found, others = read_processors(call.processors)
     if others:
         raise ArgumentError("repetition_penalty and its like are not supported for Moshi")

@@ -19,6 +19,7 @@ from mmspec.arguments import shown
 from mmspec.audio.config_file import integer_in
 from mmspec.audio.published_folder import read_published
 from mmspec.errors import ModelError
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.slot_cache import SlotCache
 
 
@@ -130,8 +131,9 @@ class LocalLayers(nn.Module):
             cache: The KV cache, at the slots of this call; None for a call that attends to itself alone.
         """
         cos = x.new_ones(1, 1, self._head_dim)
+        rotary = cos, torch.zeros_like(cos)
         for layer in self.layers:
-            x = layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=(cos, torch.zeros_like(cos)))
+            x = layer(x, attention_mask=mask, position_embeddings=rotary, **cache_input(layer, cache))
         normed: Tensor = self.norm(x)
         return normed
 

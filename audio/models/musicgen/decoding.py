@@ -33,13 +33,17 @@ from mmspec.decoding.kept_graphs import ROUND
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
+from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
+from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 
+INPUTS = ("encoder_outputs", "input_values", "padding_mask", "input_features")  # that are read
 MELODY = "MusicgenMelodyForConditionalGeneration"
 _growing = Lock()  # threads may need longer tables of positions at a time
 
@@ -86,6 +90,7 @@ def read(call: GenerateRequest) -> MusicgenRequest:
     """
     model, config, inputs = call.model, call.config, call.inputs
     refuse_modes(config, inputs, embeds=True)
+    refuse_unknown_inputs(model, inputs, INPUTS, dropped_arguments(model).given)
     found, others = read_processors(call.processors)
     refuse_logits_processors(model, others)
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
@@ -249,7 +254,7 @@ class MusicgenLayers(DecoderLayers):
             text = {"encoder_hidden_states": self._cross_attention.states[:rows], "encoder_attention_mask": bias}
 
         def run(layer: Any, hidden: Tensor) -> Tensor:
-            out = layer(hidden, mask, **text, past_key_values=cache, use_cache=True)
+            out = layer(hidden, mask, **text, **cache_input(layer, cache), use_cache=True)
             return out[0] if isinstance(out, tuple) else out
 
         return embeds + self._table[positions].to(embeds.device), run

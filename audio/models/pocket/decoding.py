@@ -29,6 +29,8 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.seeds import row_seeds
 
+# What is read of a processor's outputs.
+INPUTS = ("input_ids", "attention_mask", "audio_prompt_latents", "audio_prompt_latents_mask")
 NO_END = -1.0  # the mark of frames before the end is predicted
 
 
@@ -285,9 +287,8 @@ def prepare_frames(
     """
     prompt = dict(inputs)
     after = prompt.pop("frames_after_eos", 1)
-    allowed = ("input_ids", "attention_mask", "audio_prompt_latents", "audio_prompt_latents_mask")
-    if unknown := [name for name in prompt if name not in allowed]:
-        raise ArgumentError(f"inputs has {', '.join(unknown)}, which is not allowed; use {', '.join(allowed)}")
+    if unknown := [name for name in prompt if name not in INPUTS]:
+        raise ArgumentError(f"inputs has {', '.join(unknown)}, which is not allowed; use {', '.join(INPUTS)}")
     for temperature in temperatures:
         if not temperature >= 0:
             raise ArgumentError(f"temperature={temperature} is not allowed; it must be 0 or more")

@@ -26,14 +26,18 @@ from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError
-from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.arguments import read_length, read_padding, read_processors, read_sampling, refuse_modes
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
+from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest, unwrap
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
+
+INPUTS = ("inputs_embeds", "trailing_text_hidden", "tts_pad_embed")  # that are read
 
 # transformers calls the code predictor with these when it samples.
 TOP_K, TOP_P = 50, 0.8
@@ -59,7 +63,11 @@ class Qwen3OmniDepth:
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         hidden: Tensor = self._talker.code_predictor.model(
-            inputs_embeds=embeds, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            inputs_embeds=embeds,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            **cache_input(self._talker.code_predictor.model, cache),
         ).last_hidden_state
         return hidden
 
@@ -125,6 +133,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     config = copy.copy(call.config)
     config.output_hidden_states = False  # the model asks for them only because it reads the frames from there
     refuse_modes(config, inputs, embeds=True)
+    refuse_unknown_inputs(talker, inputs, INPUTS, {})
     if call.draft_model is not None:
         raise ArgumentError(
             "draft_model is not possible for Qwen3-Omni, whose prompt consists of the talker's own embeddings"
@@ -138,13 +147,13 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     text = torch.cat([inputs["trailing_text_hidden"], inputs["tts_pad_embed"]], dim=1)
     prompt = Prompt(embeds, mask.bool(), position_ids_of(mask.bool()) if positions is None else positions, added=text)
     model = talker_frames(talker, prompt, length, ahead, processors)
-    pad = getattr(call.config, "_pad_token_tensor", None)
+    pad = read_padding(call.config)
     ends = torch.tensor(sorted(eos), dtype=torch.int64, device=embeds.device)
     first = read_sampling(found, bool(call.config.do_sample))
     spec = FrameSpec(
         length,
         (lambda frames: torch.isin(frames[..., 0], ends)) if eos else None,
-        0 if pad is None else int(pad),
+        0 if pad is None else pad,
         first,
         depth_sampling(talker, bool(call.config.do_sample)),
     )

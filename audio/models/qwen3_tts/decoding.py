@@ -12,6 +12,7 @@ from torch import Tensor
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_length
 from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -79,8 +80,8 @@ class Qwen3TTSDepth:
             inputs_embeds=predictor.small_to_mtp_projection(embeds),
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **cache_input(predictor.model, cache),
         ).last_hidden_state
         return hidden
 

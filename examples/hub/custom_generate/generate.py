@@ -14,10 +14,17 @@ def generate(model: Any, **arguments: Any) -> Any:
 
     Returns:
         What `model.generate` returns: ids, or an output with `stats` if `return_dict_in_generate` is set.
+
+    Raises:
+        ImportError: If mmspec is not installed.
     """
     from transformers import GenerationMixin
 
-    import mmspec
+    # transformers would look for an import outside of `try` in advance, and tell to install a package of that name.
+    try:
+        import mmspec
+    except ModuleNotFoundError:
+        raise ImportError("mmspec is not installed; run pip install . in a checkout of its repository") from None
 
     # The method of the base class: Janus, MusicGen and Dia override it with loops of their own.
     return GenerationMixin.generate(model, **arguments, custom_generate=mmspec.generate)

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mmspec.decoding.cuda_graphs import Capturable
 from mmspec.errors import unknown_name
+from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
@@ -215,8 +216,8 @@ class _DepthLayers(DecoderLayers):
 
         def run(layer: Any, hidden: Tensor) -> Tensor:
             return layer(
-                hidden, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
-                position_embeddings=rotary,
+                hidden, attention_mask=mask, position_ids=positions, use_cache=True,
+                position_embeddings=rotary, **cache_input(layer, cache),
             )  # fmt: skip
 
         return hidden, run

@@ -23,6 +23,7 @@ from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.drafters.tree.grown import grown_tree
 from mmspec.kernels.backend import choose
+from mmspec.sampling.likeliest import likeliest
 from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
 from mmspec.sampling.tree_rejection import verify_tree
@@ -54,7 +55,7 @@ class DynamicTreeDrafter(RunnerDrafter):
         if choose(state.device.type) == "triton":
             return self._propose_by_kernels(state, np.asarray(iteration))
         batch = len(state.ids)
-        joint, token = self._runner.root(state)[:, 0].topk(self._top)
+        token, joint = likeliest(self._runner.root(state)[:, 0], self._top)
         # By candidate node: its token, its joint probability, and its parent candidate (0: the root, i + 1: candidate
         # i).
         tokens, joints, parents = [token], [joint], [torch.zeros_like(token)]
@@ -64,14 +65,14 @@ class DynamicTreeDrafter(RunnerDrafter):
         read = owner[:, :0]
         start = 0  # the first of the newest candidates
         for _ in range(self._depth - 1):
-            best = joint.topk(min(self._beams, joint.shape[1])).indices.sort().values
+            best = likeliest(joint, min(self._beams, joint.shape[1]))[0].sort().values
             first = 1 + read.shape[1]
             read = torch.cat([read, owner.gather(1, best)], dim=1)
             tree = Tree(read.cpu().numpy(), state.device)
             q = self._runner.nodes(state, token.gather(1, best), tree, first)
             parents.append((start + 1 + best).repeat_interleave(self._top, dim=1))
             start += joint.shape[1]
-            probs, token = q.topk(self._top)
+            token, probs = likeliest(q, self._top)
             # Rounding must not make a child more likely than its parent.
             joint = (joint.gather(1, best)[..., None] * probs.clamp(max=1.0)).flatten(1)
             token = token.flatten(1)
@@ -84,8 +85,8 @@ class DynamicTreeDrafter(RunnerDrafter):
     def _propose_by_kernels(self, state: BatchState, iteration: NDArray[np.int64]) -> TreeDraft:
         """As `propose`, with two launches per level besides its call; the host does not learn the shape of the tree."""
         # Imported here: Triton may be missing.
+        from mmspec.kernels import likeliest as likeliest_kernel
         from mmspec.kernels.grow_tree import Beams, Candidates, choose_nodes, grow_level
-        from mmspec.kernels.likeliest import likeliest
         from mmspec.kernels.tree_shape import tree_shape
         from mmspec.sampling.lazy_probs import stats_of
 
@@ -110,7 +111,7 @@ class DynamicTreeDrafter(RunnerDrafter):
         read, depth = before[:, None][:, :0], [0]
         start = previous = first = 0
         for level, size in enumerate(sizes):
-            tokens, probs = likeliest(stats_of(q), top)
+            tokens, probs = likeliest_kernel.likeliest(stats_of(q), top)
             width = min(self._beams, size) if level < levels else 0
             beams = grow_level(tokens, probs, beams, candidates, start, previous, first, width)
             if not width:

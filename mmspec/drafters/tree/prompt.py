@@ -108,7 +108,7 @@ class PromptDrafter:
         own = self._draft
         assert own is not None, "a tree is proposed before it is verified"
         count = own.tokens.shape[1]
-        self._runner.read(p[:, 1 + count :].unflatten(1, (1 + count, -1)))
+        self._runner.read(p[:, 1 + count :].unflatten(1, (1 + count, len(self._prompts))))
         return verify_tree(p[:, : 1 + count], own, rule, accept_u[:, :count], resample_u[:, : 1 + own.tree.height])
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:

@@ -7,14 +7,18 @@ class of the package, and compares its logits with those in `expected.safetensor
     python tests/golden/speculators/record.py            # record
     python tests/golden/speculators/record.py FOLDER     # check
 
-Each recorded folder has what `save_pretrained` writes, and `expected.safetensors`: inputs, and logits by step.
+Each recorded folder has what `save_pretrained` writes, and `expected.safetensors`: inputs, and logits by step. Drafters
+of `CASES` have configurations of our choice; those of `TRAINED` have the ones that the training of the package makes by
+default, or with the options that are listed.
 """
 
 # mypy: ignore-errors
 # The package has no types, and is not installed where types are checked.
 
+import argparse
 import json
 import sys
+import tempfile
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +28,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1] / "helpers"))
+from golden import waves  # noqa: E402
+
 V, DRAFTED, D, SLOTS, STEPS = 24, 10, 16, 12, 3
 KINDS = ("eagle3", "dflash", "dspark")
+KEPT = 8  # slots past the window whose logits are kept
 
 
 def import_models() -> dict[str, ModuleType]:
@@ -98,9 +106,28 @@ def inputs_of(layers):
     }
 
 
+def trained(models, kind, options):
+    """The model that `speculators train` begins with, for a tiny verifier."""
+    from speculators.train.cli import build_draft_model
+    from speculators.train.config.schema import TrainConfig
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    with tempfile.TemporaryDirectory() as verifier:
+        sizes = layer_config("qwen3", 8).to_dict() | {"max_position_embeddings": 4096}
+        Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(verifier)
+        flat = {"verifier_name_or_path": verifier, "speculator_type": kind, "mask_token_id": 23, **options}
+        settings = argparse.Namespace(**TrainConfig.from_flat({**flat, "draft_attn_impl": "eager"}).flatten())
+        model = build_draft_model(settings, class_of(models, kind), None, None, V)
+    model.config.speculators_config.verifier.name_or_path = None  # a folder that is gone
+    return fill(model)
+
+
 @torch.no_grad()
-def logits_of(model, kind, inputs):
-    """The logits of every step (eagle3), or of every slot of the blocks (dflash, dspark)."""
+def logits_of(model, kind, inputs, anchors_of=slice(None)):
+    """The logits of every step (eagle3), or of every slot of the blocks (dflash, dspark).
+
+    Anchors are chosen among the slots `anchors_of`.
+    """
     seen = []
     hook = model.lm_head.register_forward_hook(lambda module, args, out: seen.append(out.clone()))
     ids, hidden = inputs["tokens"], inputs["hidden"]
@@ -109,7 +136,8 @@ def logits_of(model, kind, inputs):
         model(hidden, ids, documents, ttt_steps=STEPS)
         hook.remove()
         return {f"logits_{step}": out for step, out in enumerate(seen)}
-    ones, last = torch.ones_like(ids), torch.zeros(1, SLOTS, D)
+    allowed, last = torch.zeros_like(ids), torch.zeros(1, ids.shape[1], D)
+    allowed[:, anchors_of] = 1
     torch.manual_seed(2)  # of the choice of anchors
     anchors = []
     module = import_module("speculators.models.dflash.core")
@@ -120,7 +148,7 @@ def logits_of(model, kind, inputs):
         return anchors[-1]
 
     module.select_anchors = select
-    out = model._backbone_forward(hidden, ids, ones, last, documents, max_anchors=4)
+    out = model._backbone_forward(hidden, ids, allowed, last, documents, max_anchors=4)
     module.select_anchors = choose
     hook.remove()
     blocks = out[1].view(4, model.block_size, -1)
@@ -150,26 +178,55 @@ CASES = {
     "dspark": ("dspark", "qwen3", 2, False, {**BLOCK, "markov_rank": 6, "markov_head_type": "rnn"}),
     "dspark_reduced": ("dspark", "qwen3", 1, True, {**BLOCK, "markov_rank": 6}),
 }
+TRAINED = {
+    "eagle3_default": ("eagle3", {}),
+    "eagle3_sliding": ("eagle3", {"sliding_window": 5}),
+    "dflash_default": ("dflash", {}),
+    "dflash_sliding": ("dflash", {"sliding_window": 5, "full_attention_indices": [1, 3]}),
+    "dflash_non_causal": ("dflash", {"sliding_window": 5, "num_layers": 2, "sliding_window_non_causal": True}),
+    "dspark_default": ("dspark", {}),
+    "dspark_sliding": ("dspark", {"sliding_window": 5, "num_layers": 2, "block_size": 4}),
+}
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    (folder / "config.py").unlink()  # the package copies its source there, which nothing needs
+    config = json.loads((folder / "config.json").read_text())
+    del config["auto_map"]
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def save_expected(model, kind, expected, folder):
+    if kind != "eagle3":  # they are the verifier's, and are not saved
+        expected["embed_tokens"] = model.embed_tokens.weight.data
+        if model.t2d is None:
+            expected["lm_head"] = model.lm_head.weight.data
+    save_file({key: value.contiguous() for key, value in expected.items()}, folder / "expected.safetensors")
+    print(folder)
 
 
 def record():
     models = import_models()
     for name, (kind, family, layers, reduced, options) in CASES.items():
         model = fill(class_of(models, kind)(config_of(models, kind, family, layers, reduced, **options)))
-        folder = HERE / name
-        model.save_pretrained(folder)
-        (folder / "config.py").unlink()  # the package copies its source there, which nothing needs
-        config = json.loads((folder / "config.json").read_text())
-        del config["auto_map"]
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save(model, HERE / name)
         inputs = inputs_of(len(options.get("aux_hidden_state_layer_ids", EAGLE3["eagle_aux_hidden_state_layer_ids"])))
-        expected = {**inputs, **logits_of(model, kind, inputs)}
-        if kind != "eagle3":  # they are the verifier's, and are not saved
-            expected["embed_tokens"] = model.embed_tokens.weight.data
-            if not reduced:
-                expected["lm_head"] = model.lm_head.weight.data
-        save_file({key: value.contiguous() for key, value in expected.items()}, folder / "expected.safetensors")
-        print(folder)
+        save_expected(model, kind, {**inputs, **logits_of(model, kind, inputs)}, HERE / name)
+    record_trained(models)
+
+
+def record_trained(models):
+    for name, (kind, options) in TRAINED.items():
+        model = trained(models, kind, options)
+        save(model, HERE / name)
+        window = model.sliding_window
+        slots = window + KEPT + getattr(model, "block_size", 0)
+        tokens = torch.randint(V, (1, slots), generator=torch.Generator().manual_seed(1))
+        logits = logits_of(model, kind, {"tokens": tokens, "hidden": waves(slots, 3 * D)}, slice(window + 1, None))
+        if kind == "eagle3":  # those whose window does not reach the first slot
+            logits = {key: value[:, -KEPT:] for key, value in logits.items()}
+        save_expected(model, kind, {"tokens": tokens, **logits}, HERE / name)
 
 
 def check(folder):
@@ -177,6 +234,8 @@ def check(folder):
     from speculators import SpeculatorModel
 
     expected = load_file(folder / "expected.safetensors")
+    for one in KINDS:
+        class_of(models, one).load_verifier_weights = lambda self: None  # there is no verifier
     model = SpeculatorModel.from_pretrained(folder)
     kind = model.config.speculators_model_type
     assert isinstance(model, class_of(models, kind))
@@ -188,9 +247,10 @@ def check(folder):
         for layer in model.layers:
             layer.self_attn.config._attn_implementation = "eager"
     model._create_mask_fn = import_module("speculators.models.attention").create_float_mask
-    found = logits_of(model.float().eval(), kind, expected)
+    inputs = {"hidden": waves(expected["tokens"].shape[1], 3 * D), **expected}
+    found = logits_of(model.float().eval(), kind, inputs, expected.get("anchors"))
     names = [name for name in found if name.startswith("logits")]
-    worst = max(float((found[name] - expected[name]).abs().max()) for name in names)
+    worst = max(float((found[name][:, -expected[name].shape[1] :] - expected[name]).abs().max()) for name in names)
     print(f"{folder}: {kind}, largest difference of logits {worst:.1e}")
     assert worst < 1e-4
 

@@ -1,0 +1,55 @@
+"""The name under which models take and return a KV cache.
+
+transformers 5.24 renamed the input and the output `past_key_values` to `cache`. Modules of older releases, and code
+that a checkpoint brings along, have the other name; so a module's own signature decides.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache as cached
+from typing import Any
+
+from torch import nn
+from transformers.masking_utils import create_causal_mask
+
+NAMES = ("cache", "past_key_values")
+
+
+def cache_input(module: Any, cache: Any) -> dict[str, Any]:
+    """The argument that passes a KV cache to a module.
+
+    Args:
+        module: What is called: a decoder, a layer, or a function.
+        cache: The KV cache, or None.
+    """
+    return {cache_name(module): cache}
+
+
+def cache_name(module: Any) -> str:
+    """The name of that argument."""
+    module = getattr(module, "_orig_mod", module)  # inside `torch.compile(module)`
+    return _name(type(module) if isinstance(module, nn.Module) else module)
+
+
+def cache_of(output: Any) -> Any:
+    """The KV cache in the output of a model."""
+    return output.cache if hasattr(output, "cache") else output.past_key_values
+
+
+@cached
+def _name(called: Callable[..., Any]) -> str:
+    """The name of the argument of a function, of an object that is called, or of a class of modules."""
+    is_module = isinstance(called, type) and issubclass(called, nn.Module)
+    taken = inspect.signature(called.forward if is_module else called).parameters
+    # The installed release's own name is the first choice: a module may take both, or just hand on keywords.
+    return next((name for name in (RELEASE, *NAMES) if name in taken), RELEASE)
+
+
+def _name_of_release() -> str:
+    taken = inspect.signature(create_causal_mask).parameters
+    return next(name for name in NAMES if name in taken)
+
+
+RELEASE = _name_of_release()

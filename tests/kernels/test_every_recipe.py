@@ -1,0 +1,169 @@
+"""Every recipe, with every kind of sampling parameter, gives the same tokens with the kernels as without them.
+
+Each case runs once, with two rows, in Triton's interpreter, where memory that nothing was written to is poisoned. By
+turns, a seventh of the cases runs every day, and with them those that have failed before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import tiny_speech
+import torch
+from every_recipe import RULE_KNOBS, SETTINGS, Setting, decode_columns, decode_tokens, recipes, relaxed
+from frame_models import frames_by
+from poisoned_memory import poisoned_memory
+
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.models.csm.decoding import CsmFrames
+from mmspec.engine import Decoded
+from mmspec.recipes import parse
+from mmspec.rules import RULES
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.latents import run_toy
+from mmspec.testing.toys import ToyHead
+
+pytest.importorskip("triton")
+
+from mmspec.sampling.lazy_probs import LazyProbs
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+FAILED = {
+    ("prompt:branch=2/1", "none"),
+    ("draft:window=3", "truncated"),
+    ("eagle-2:window=3,depth=2,top=2", "cuts"),
+    ("scd+clusters:window=3,size=2", "none"),
+}
+
+
+def cases(names: Iterable[str], settings: Iterable[str] = SETTINGS) -> list[Any]:
+    """Recipes with the settings, of which one in turn runs every day."""
+    found, settings = list[Any](), list(settings)
+    for i, name in enumerate(names):
+        for j, setting in enumerate(settings):
+            # Heads of frames and prompts read what a processed target does not provide.
+            if SETTINGS[setting].penalized and ("frame" in name or name.startswith("prompt")):
+                continue
+            daily = i % len(settings) == j or (name, setting) in FAILED
+            marks = () if daily else pytest.mark.slow
+            found.append(pytest.param(name, setting, marks=marks, id=f"{name} {setting}"))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The shapes of what kernels read."""
+    found, of = list[int](), LazyProbs.of
+
+    def counted(*given: Any) -> LazyProbs:
+        found.append(1)
+        return of(*given)
+
+    monkeypatch.setattr(LazyProbs, "of", counted)
+    return found
+
+
+def compare(
+    decode: Callable[[str, Setting], Decoded], recipe: str, setting: str, patch: pytest.MonkeyPatch, read: list[int]
+) -> None:
+    patch.setenv("MMSPEC_KERNELS", "torch")
+    theirs = decode(recipe, SETTINGS[setting])
+    assert not read
+    patch.setenv("MMSPEC_KERNELS", "triton")
+    with poisoned_memory():
+        ours = decode(recipe, SETTINGS[setting])
+    assert read or not SETTINGS[setting].reads_logits, "no kernel has run"
+    assert torch.equal(ours.tokens, theirs.tokens)
+    assert ours.stats.nfe == theirs.stats.nfe and ours.stats.acceptance == theirs.stats.acceptance
+    assert ours.stats.tv_bound == pytest.approx(theirs.stats.tv_bound, abs=1e-5)
+
+
+OTHER_KNOBS = ["draft:window=3,guidance=1.5", "draft:window=3,layers=2", "tree:branch=2/1,layers=1,guidance=2"]
+
+
+@pytest.mark.parametrize(("recipe", "setting"), cases([*recipes("tokens"), *OTHER_KNOBS]))
+def test_tokens(recipe: str, setting: str, monkeypatch: pytest.MonkeyPatch, read: list[int]) -> None:
+    compare(decode_tokens, recipe, setting, monkeypatch, read)
+
+
+WAYS = "scd", "draft", "stand", "tree", "tree-chains", "tree-dynamic", "spectr", "prompt"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting"), [case for way in WAYS for case in cases(relaxed(way), ("none", "cuts", "truncated"))]
+)
+def test_relaxed_rules(recipe: str, setting: str, monkeypatch: pytest.MonkeyPatch, read: list[int]) -> None:
+    compare(decode_tokens, recipe, setting, monkeypatch, read)
+
+
+COLUMNS = [*recipes("columns"), "draft:window=3,layers=2"]
+RELAXED_COLUMNS = [name for way in ("scd", "draft") for name in relaxed(way) if "judge" not in name]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting"),
+    [
+        *cases(COLUMNS, [name for name, setting in SETTINGS.items() if not setting.penalized]),
+        *cases(RELAXED_COLUMNS, ("cuts", "truncated")),
+    ],
+)
+def test_columns(recipe: str, setting: str, monkeypatch: pytest.MonkeyPatch, read: list[int]) -> None:
+    compare(decode_columns, recipe, setting, monkeypatch, read)
+
+
+def test_all_rules_have_knobs() -> None:
+    assert set(RULE_KNOBS) == {name for name, rule in RULES.items() if not (rule.exact or rule.continuous)}
+
+
+FIRST = {
+    "cuts": SamplingParams(0.8, top_k=3), "truncated": SamplingParams(0.9, min_p=0.1),
+    "mixed": SamplingParams(1.2, top_p=0.8),
+}  # fmt: skip
+REST = {
+    "cuts": SamplingParams(1.2, top_p=0.8), "truncated": SamplingParams(1.1, typical_p=0.7),
+    "mixed": SamplingParams(1.1, min_p=0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", FIRST)
+@pytest.mark.parametrize(
+    ("recipe", "ahead"),
+    [("plain", 0), ("scd:window=3", 0), ("draft:window=3", 0), ("stand:window=3", 0), ("scd:window=3,start=stand", 2)],
+)
+def test_frames(recipe: str, ahead: int, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first code of a frame and the others have parameters of their own."""
+    model = tiny_speech.csm()
+    embeds = model.embed_text_tokens(torch.tensor([[3, 4, 5]])).detach().expand(3, -1, -1)
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    spec = FrameSpec(2, None, 0, FIRST[setting], REST[setting])
+    found = []
+    for kernels in ("torch", "triton"):
+        monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+        with poisoned_memory():
+            found.append(frames_by(recipe, lambda: CsmFrames(model, embeds, mask, 2, 2), spec, ahead))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.continuous])
+def test_latents(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors have no kernels of their own; random numbers may."""
+    for name in recipes("latents"):
+        drafting, _, knobs = name.partition(":")
+        if knobs.count(",") or drafting == "plain":
+            continue
+        found = []
+        for kernels in ("torch", "triton"):
+            monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+            recipe = parse(f"{drafting}+{rule}:{knobs}")
+            found.append(run_toy(recipe, [1, 2], 3, 2, 5, ToyHead(2, sigma=0.2), ToyHead(2, 0.1, sigma=0.2)).tokens)
+        assert torch.equal(*found) and found[0].isfinite().all(), name

@@ -1,0 +1,145 @@
+"""docs/compatibility.md names all that mmspec uses of other packages without a promise, and what exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "compatibility.md").read_text()
+FOLDERS = ("mmspec", "vision", "audio", "kernels", "metrics")
+# Packages whose modules below the top are named on the page.
+PACKAGES = ("transformers", "diffusers", "huggingface_hub", "triton")
+LOOKUPS = ("getattr", "hasattr", "setattr", "delattr")
+STANDARD = ("_typeshed",)  # of Python's own
+PRIVATE = re.compile(r"_[A-Za-z]\w*(?<!__)")
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """Names that a module defines, imports under another name, or sets on `self`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.alias(asname=str(name)):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                yield name
+
+
+def private_uses(tree: ast.AST) -> Iterator[str]:
+    """Private names that a module reads or sets: attributes, imports, names in `getattr` and its like."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        match node:
+            case ast.Attribute(attr=name):
+                names = [name]
+            case ast.ImportFrom(module=str(module), names=aliases) if not module.startswith("mmspec"):
+                names = [*module.split("."), *(each.name for each in aliases)]
+            case ast.Import(names=aliases):
+                names = [part for each in aliases for part in each.name.split(".")]
+            case ast.expr(func=ast.Name(id=called), args=[_, ast.Constant(value=str(name)), *_]) if called in LOOKUPS:
+                names = [name]
+        yield from (name for name in names if PRIVATE.fullmatch(name) and name not in STANDARD)
+
+
+def inner_modules(tree: ast.AST) -> Iterator[str]:
+    """Modules of other packages that lie below the top, as "package.module"."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            package, _, rest = node.module.partition(".")
+            if package in PACKAGES and rest:
+                yield node.module
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.AST]:
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
+
+
+def rows() -> list[tuple[str, str]]:
+    """The first cell of each row, and the others."""
+    cells = [line.strip("|").split(" | ", 1) for line in PAGE.splitlines() if line.startswith("| ")]
+    return [(first, rest) for first, rest in cells]
+
+
+def foreign(trees: dict[str, ast.AST]) -> dict[str, set[str]]:
+    """Private names that no module of mmspec defines, with the files that use them."""
+    own = {name for tree in trees.values() for name in defined(tree)}
+    found: dict[str, set[str]] = {}
+    for file, tree in trees.items():
+        for name in set(private_uses(tree)) - own:
+            found.setdefault(name, set()).add(file)
+    return found
+
+
+def test_every_private_name_stands_on_the_page_with_its_files(trees: dict[str, ast.AST]) -> None:
+    found = foreign(trees)
+    assert len(found) > 20
+    missing = [
+        (name, file)
+        for name, files in found.items()
+        for file in sorted(files)
+        if not any(f"`{name}`" in what and f"`{file}`" in where for what, where in rows())
+    ]
+    assert missing == []
+
+
+def test_every_private_name_on_the_page_is_used(trees: dict[str, ast.AST]) -> None:
+    named = {name for what, _ in rows() for name in re.findall(r"`(_\w+)`", what)}
+    assert named - set(foreign(trees)) == set()
+
+
+def test_every_inner_module_stands_on_the_page(trees: dict[str, ast.AST]) -> None:
+    found = {module for tree in trees.values() for module in inner_modules(tree)}
+    named = re.findall(r"`((?:" + "|".join(PACKAGES) + r")[\w.]*)`", PAGE)
+    assert [module for module in sorted(found) if not any(f"{module}.".startswith(f"{name}.") for name in named)] == []
+
+
+def test_every_row_names_files_and_tests_that_exist() -> None:
+    for what, where in rows():
+        paths = re.findall(r"`([\w./-]+/[\w./-]+)`", where)
+        if re.search(r"\.py", where):
+            assert all((ROOT / path).exists() for path in paths), what
+            assert any(path.startswith("tests/") for path in paths), what
+            assert any(not path.startswith("tests/") for path in paths), what
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("x._cache = 1", ["_cache"]),
+        ("from torch._inductor import config", ["_inductor"]),
+        ("from a.b import _c", ["_c"]),
+        ("import torch._dynamo as d", ["_dynamo"]),
+        ("getattr(model, '_hook', None)", ["_hook"]),
+        ("from mmspec.a import _b", []),
+        ("x.__dict__", []),
+        ("f('_word')", []),
+    ],
+)
+def test_private_names_are_found(code: str, names: list[str]) -> None:
+    assert list(private_uses(ast.parse(code))) == names
+
+
+def test_triton_has_the_hook_that_is_called_on_a_device_only() -> None:
+    knobs = pytest.importorskip("triton.knobs")
+    assert hasattr(knobs.runtime, "jit_post_compile_hook")
+
+
+def test_the_page_is_short() -> None:
+    assert len(PAGE.split()) <= 900
+
+
+def test_what_is_compared_with_other_code_runs_with_other_releases() -> None:
+    """`.ci/release` runs what is marked: at least one test in every file that compares greedy tokens of an adapter."""
+    files = [path for folder in ("hf", "vision", "audio") for path in (ROOT / "tests" / folder).glob("test_*.py")]
+    comparing = [path for path in files if re.search(r"def test_\w*greedy", path.read_text())]
+    unmarked = {path.stem for path in comparing if "mark.releases" not in path.read_text()}
+    own = {f"test_{name}" for name in ("infinity", "llamagen", "llamagen_checkpoints", "scenes", "shapes")}
+    assert len(comparing) > 30 and unmarked == own  # those are models of mmspec's own code
