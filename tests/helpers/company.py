@@ -81,7 +81,9 @@ class Tokens:
         drafts = [SamplingParams(s.temperature) for s in settings]
         if self.guided:
             settings = [replace(s, guidance_scale=1.5 + row % 2) for s, row in zip(settings, rows, strict=True)]
-        resources = toy_resources(count, VOCAB, layout, 6, drafts, MEMORY)
+        small = partial(ToyTarget, count, VOCAB, LENGTH, 6, memory=MEMORY)
+        resources = toy_resources(count, VOCAB, layout, 6, drafts)
+        resources = replace(resources, draft_model=small, guided_draft_model=partial(small, guided=True))
         if self.bare:
             resources = replace(resources, table=None, draft_model=None, guided_draft_model=None)
         return PreparedRows(target, layout, settings, resources, limits(rows)).batch(recipe, seeds(rows))

@@ -45,9 +45,8 @@ def test_requests_of_a_server(pipe: Any, alone: list[Any]) -> None:
             return np.asarray(Image.open(io.BytesIO(base64.b64decode(found["b64_json"]))).convert("RGB"))
 
         images = list(pool.map(image, range(COUNT)))
-    assert [np.array_equal(np.asarray(own.images[0]), image) for own, image in zip(alone, images, strict=True)] == [
-        True
-    ] * COUNT
+    equal = [np.array_equal(np.asarray(own.images[0]), image) for own, image in zip(alone, images, strict=True)]
+    assert equal == [True] * COUNT
 
 
 def test_requests_of_an_engine(pipe: Any, alone: list[Any]) -> None:
