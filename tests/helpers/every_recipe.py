@@ -23,7 +23,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ColumnToy, MaskedToy, ToyTarget, toy_codebooks, toy_resources
 from mmspec.ways_to_draft import RECIPES
 
-V, LENGTH, CELLS = 5, 5, 2
+V, LENGTH, CELLS = 5, 4, 2
 SHORT = {"window": 3, "branch": "2/1", "drafts": 2, "length": 2, "depth": 2, "top": 2, "inner": 2}
 # Relaxed rules with settings under which they relax.
 RULE_KNOBS = {
@@ -61,7 +61,6 @@ SETTINGS = {
     "guided": Setting((SamplingParams(0.9, guidance_scale=2.0), SamplingParams(0.0))),
     "processors": Setting((HOT, SamplingParams(top_p=0.9)), penalized=True),
     "constraint": Setting((HOT, COOL), constrained=True),
-    "constrained, truncated": Setting((SamplingParams(min_p=0.1), HOT), penalized=True, constrained=True),
 }
 
 
@@ -110,12 +109,12 @@ def decode_tokens(recipe: str, setting: Setting) -> Decoded:
 
 def decode_columns(recipe: str, setting: Setting) -> Decoded:
     """As `decode_tokens`; two cells are forced, one of them to an id outside the vocabulary."""
-    length, forced = 4, np.full((4, CELLS), -1)
+    forced = np.full((LENGTH, CELLS), -1)
     forced[1, 1], forced[2, 0] = V + 3, 2
-    layout = Layout(length, cell=(CELLS,), forced=ForcedCells(forced) if setting.constrained else None)
+    layout = Layout(LENGTH, cell=(CELLS,), forced=ForcedCells(forced) if setting.constrained else None)
 
     def toy(seed: int, guided: bool = False) -> ColumnToy:
-        return ColumnToy(2, V, CELLS, length, seed, guided)
+        return ColumnToy(2, V, CELLS, LENGTH, seed, guided)
 
     resources = DraftResources(
         draft_model=lambda: toy(7),

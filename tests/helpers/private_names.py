@@ -47,10 +47,10 @@ def attributes(tree: ast.AST) -> Iterator[str]:
         match node:
             case ast.Attribute(attr=name):
                 names = [name]
-            case ast.expr(func=ast.Name(id=called), args=[_, ast.Constant(value=str(name)), *_]) if called in LOOKUPS:
-                names = [name]
             case ast.For(iter=ast.Tuple(elts=words)) | ast.comprehension(iter=ast.Tuple(elts=words)):
-                names = [word.value for word in words if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+                names = [str(word.value) for word in words if isinstance(word, ast.Constant)]
+        if getattr(getattr(node, "func", None), "id", None) in LOOKUPS:
+            names = [str(each.value) for each in getattr(node, "args", ()) if isinstance(each, ast.Constant)]
         yield from filter(PRIVATE.fullmatch, names)
 
 

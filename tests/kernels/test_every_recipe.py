@@ -1,7 +1,7 @@
 """Every recipe, with every kind of sampling parameter, gives the same tokens with the kernels as without them.
 
-Each case runs once, with two rows, in Triton's interpreter, where memory that nothing was written to is poisoned. By
-turns, a seventh of the cases runs every day, and with them those that have failed before.
+Each case runs once, with two rows, in Triton's interpreter, where memory that nothing was written to is poisoned. One
+case in ten runs every day, and those that have failed before.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ FAILED = {
     ("prompt:branch=2/1", "none"),
     ("draft:window=3", "truncated"),
     ("eagle-2:window=3,depth=2,top=2", "cuts"),
-    ("scd+clusters:window=3,size=2", "none"),
+    ("scd+clusters:window=3,size=2", "cuts"),
 }
 
 
 def cases(names: Iterable[str], settings: Iterable[str] = SETTINGS) -> list[Any]:
-    """Recipes with the settings, of which one in turn runs every day."""
+    """Recipes with the settings, most of them slow."""
     found, settings = list[Any](), list(settings)
     for i, name in enumerate(names):
         for j, setting in enumerate(settings):
             # Heads of frames and prompts read what a processed target does not provide.
             if SETTINGS[setting].penalized and ("frame" in name or name.startswith("prompt")):
                 continue
-            daily = i % len(settings) == j or (name, setting) in FAILED
+            daily = (i + j) % 10 == 0 or (name, setting) in FAILED
             marks = () if daily else pytest.mark.slow
             found.append(pytest.param(name, setting, marks=marks, id=f"{name} {setting}"))
     return found
@@ -96,11 +96,11 @@ def test_tokens(recipe: str, setting: str, monkeypatch: pytest.MonkeyPatch, read
     compare(decode_tokens, recipe, setting, monkeypatch, read)
 
 
-WAYS = "scd", "draft", "stand", "tree", "tree-chains", "tree-dynamic", "spectr", "prompt"
+WAYS = "scd", "draft", "tree", "spectr"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "setting"), [case for way in WAYS for case in cases(relaxed(way), ("none", "cuts", "truncated"))]
+    ("recipe", "setting"), [case for way in WAYS for case in cases(relaxed(way), ("cuts", "truncated"))]
 )
 def test_relaxed_rules(recipe: str, setting: str, monkeypatch: pytest.MonkeyPatch, read: list[int]) -> None:
     compare(decode_tokens, recipe, setting, monkeypatch, read)
@@ -125,32 +125,33 @@ def test_all_rules_have_knobs() -> None:
     assert set(RULE_KNOBS) == {name for name, rule in RULES.items() if not (rule.exact or rule.continuous)}
 
 
-FIRST = {
-    "cuts": SamplingParams(0.8, top_k=3), "truncated": SamplingParams(0.9, min_p=0.1),
-    "mixed": SamplingParams(1.2, top_p=0.8),
-}  # fmt: skip
-REST = {
-    "cuts": SamplingParams(1.2, top_p=0.8), "truncated": SamplingParams(1.1, typical_p=0.7),
-    "mixed": SamplingParams(1.1, min_p=0.1),
-}  # fmt: skip
+FRAMES = {
+    "truncated": (SamplingParams(0.9, min_p=0.1), SamplingParams(1.1, typical_p=0.7)),
+    "mixed": (SamplingParams(1.2, top_p=0.8), SamplingParams(1.1, min_p=0.1)),
+    "cuts": (SamplingParams(0.8, top_k=3), SamplingParams(1.2, top_p=0.8)),
+}  # of the first code of a frame, and of the others
 
 
-@pytest.mark.parametrize("setting", FIRST)
-@pytest.mark.parametrize(
-    ("recipe", "ahead"),
-    [("plain", 0), ("scd:window=3", 0), ("draft:window=3", 0), ("stand:window=3", 0), ("scd:window=3,start=stand", 2)],
-)
+@pytest.mark.parametrize(("recipe", "ahead", "setting"), [
+    ("draft:window=3", 0, "truncated"),
+    *(
+        pytest.param(recipe, ahead, setting, marks=pytest.mark.slow)
+        for recipe, ahead, setting in [
+            ("plain", 0, "cuts"), ("plain", 0, "mixed"), ("scd:window=3", 0, "cuts"), ("draft:window=3", 0, "mixed"),
+            ("stand:window=3", 0, "truncated"), ("scd:window=3,start=stand", 2, "mixed"),
+            ("scd:window=3,start=stand", 2, "cuts"),
+        ]
+    ),
+])  # fmt: skip
 def test_frames(recipe: str, ahead: int, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first code of a frame and the others have parameters of their own."""
-    model = tiny_speech.csm()
-    embeds = model.embed_text_tokens(torch.tensor([[3, 4, 5]])).detach().expand(3, -1, -1)
-    mask = torch.ones(3, 3, dtype=torch.bool)
-    spec = FrameSpec(2, None, 0, FIRST[setting], REST[setting])
+    model = tiny_speech.csm(2, codebooks=3, codes=5)
+    embeds, mask = model.embed_text_tokens(torch.tensor([[3, 4]])).detach(), torch.ones(3, 2, dtype=torch.bool)
+    spec = FrameSpec(2, None, 0, *FRAMES[setting])
     found = []
     for kernels in ("torch", "triton"):
         monkeypatch.setenv("MMSPEC_KERNELS", kernels)
         with poisoned_memory():
-            found.append(frames_by(recipe, lambda: CsmFrames(model, embeds, mask, 2, 2), spec, ahead))
+            found.append(frames_by(recipe, lambda: CsmFrames(model, embeds.expand(3, -1, -1), mask, 2, 2), spec, ahead))
     assert torch.equal(*found)
 
 

@@ -79,6 +79,32 @@ def test_levels_and_nodes_are_those_of_the_reference(device: torch.device, monke
 
 
 @pytest.mark.parametrize(
+    ("joints", "parents", "count", "chosen"),
+    [
+        # The likeliest candidate that is not chosen comes before a parent, after one, between nodes, and there is none.
+        ([0.1, 0.9, 0.5, 0.4], [0, 0, 2, 2], 3, [0, 1, 1]),
+        ([0.9, 0.1, 0.5, 0.4], [0, 0, 1, 1], 3, [0, 1, 1]),
+        ([0.8, 0.2, 0.6, 0.1, 0.5], [0, 0, 1, 1, 3], 3, [0, 1, 2]),
+        ([0.8, 0.6, 0.5], [0, 1, 2], 3, [0, 1, 2]),
+        # Of equally likely ones the first are chosen: two before a parent, one of two, and none of those after it.
+        ([0.2, 0.2, 0.9, 0.5], [0, 0, 0, 3], 2, [0, 1]),
+        ([0.4, 0.4, 0.9, 0.5], [0, 0, 0, 3], 3, [0, 0, 2]),
+        ([0.9, 0.9, 0.9, 0.9], [0, 0, 1, 2], 3, [0, 0, 1]),
+        ([0.0, 0.0, 0.7, 0.7], [0, 0, 0, 3], 3, [0, 0, 2]),
+    ],
+)
+def test_parents_beside_candidates_that_are_not_chosen(
+    device: torch.device, joints: list[float], parents: list[int], count: int, chosen: list[int]
+) -> None:
+    numbers = torch.tensor([parents, parents], device=device)
+    tokens = torch.arange(10, 10 + len(joints), device=device).expand(2, -1).contiguous()
+    candidates = grow_tree.Candidates(tokens, torch.tensor([joints, joints], device=device), numbers)
+    window, found = grow_tree.choose_nodes(candidates, torch.tensor([[7], [8]], device=device), count)
+    wanted_window, wanted = grow_tree.choose_nodes_reference(candidates, torch.tensor([[7], [8]], device=device), count)
+    assert found.tolist() == wanted.tolist() == [chosen, chosen] and torch.equal(window, wanted_window)
+
+
+@pytest.mark.parametrize(
     ("nodes", "depth", "top"), [(8, 3, 3), (5, 4, 2), (3, 1, 4), (12, 5, 1), (20, 2, 4), (2, 3, 2)]
 )
 def test_trees_are_those_of_the_drafter(
