@@ -22,12 +22,17 @@ VOCAB = 40
 
 
 class FixedRunner:
-    """A draft runner whose logits depend on the path to an entry."""
+    """A draft runner whose logits depend on the path to an entry.
+
+    Args:
+        device: Of the logits.
+        top_k: Tokens that are not cut off.
+    """
 
     calls = 0
 
-    def __init__(self, device: torch.device) -> None:
-        self._sampler = TokenSampler([SamplingParams(0.8, top_k=20)] * 3, None, device)
+    def __init__(self, device: torch.device, top_k: int = 20) -> None:
+        self._sampler = TokenSampler([SamplingParams(0.8, top_k=top_k)] * 3, None, device)
         self._logits = torch.randn(8 * VOCAB, VOCAB, device=device) * 2
         self._paths = torch.empty(0)
 

@@ -105,13 +105,15 @@ def test_parents_beside_candidates_that_are_not_chosen(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "depth", "top"), [(8, 3, 3), (5, 4, 2), (3, 1, 4), (12, 5, 1), (20, 2, 4), (2, 3, 2)]
+    ("nodes", "depth", "top", "kept"),
+    [(8, 3, 3, 20), (5, 4, 2, 20), (3, 1, 4, 20), (12, 5, 1, 20), (20, 2, 4, 20), (2, 3, 2, 20), (20, 3, 4, 2)],
 )
 def test_trees_are_those_of_the_drafter(
-    device: torch.device, nodes: int, depth: int, top: int, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, nodes: int, depth: int, top: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where fewer tokens are kept than children are wanted, so that some are equally unlikely."""
     state, ours, theirs = trees_of_kernels_and_host(
-        lambda: DynamicTreeDrafter(FixedRunner(device), nodes, depth, top, VOCAB), device, monkeypatch
+        lambda: DynamicTreeDrafter(FixedRunner(device, kept), nodes, depth, top, VOCAB), device, monkeypatch
     )
     assert torch.equal(ours.tokens, theirs.tokens) and np.array_equal(ours.tree.parents, theirs.tree.parents)
     assert (

@@ -21,6 +21,7 @@ from mmspec.drafters.stand import StandDrafter
 from mmspec.drafters.token_init import repeat_left
 from mmspec.engine import run
 from mmspec.errors import ModelError
+from mmspec.heads.prompt import PromptTokens
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
@@ -71,8 +72,11 @@ class Bigram:
     def forward(self, tokens: Tensor, at: Any) -> Logits:
         return Logits(self.cond[tokens], self.uncond[tokens])
 
+    def read_prompts(self, embeddings: Tensor) -> None:
+        """Prompt token i is read as token i."""
+
     def forward_tree(self, tokens: Tensor, at: Any, tree: Any, first: int = 0) -> Logits:
-        return self.forward(tokens, at)
+        return self.forward(tokens % VOCAB, at)
 
     def settle(self, at: Any, path: Any) -> None:
         """This target has no cache."""
@@ -95,15 +99,19 @@ def resources(device: torch.device) -> DraftResources:
         draft_model=lambda: Bigram(2, device, seed=4),
         draft_sampling=[SamplingParams(0.9, top_p=0.9), SamplingParams()],
         codebook=lambda: Codebook(vectors),
+        heads={"prompt": PromptTokens(VOCAB, 2, 2)},
     )
 
 
-def decoded(recipe: str, device: torch.device, kernels: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+SAMPLINGS = [SamplingParams(0.8, guidance_scale=2.0, top_k=12, guidance_end=3), SamplingParams(0.0, guidance_scale=1.5)]
+TRUNCATED = [SamplingParams(0.8, guidance_scale=2.0, min_p=0.1), SamplingParams(1.2, typical_p=0.7)]
+
+
+def decoded(
+    recipe: str, device: torch.device, kernels: str, monkeypatch: pytest.MonkeyPatch,
+    samplings: list[SamplingParams] = SAMPLINGS,
+) -> Any:  # fmt: skip
     monkeypatch.setenv("MMSPEC_KERNELS", kernels)
-    samplings = [
-        SamplingParams(0.8, guidance_scale=2.0, top_k=12, guidance_end=3),
-        SamplingParams(0.0, guidance_scale=1.5),
-    ]
     allowed = torch.ones(2, VOCAB, dtype=torch.bool, device=device)
     allowed[1, ::2] = False
     kinds = torch.tensor([0, 0, 1, 0, 0], device=device)
@@ -126,6 +134,7 @@ SLOW = [
     "tree-dynamic:window=4,depth=2,top=2",
     "tree-sampled:window=4,depth=2",
     "tree+lantern:branch=2/1,delta=0.3,k=5",
+    "draft+clusters:window=3,size=3",
     "spectr:drafts=2,length=2",
 ]
 
@@ -138,6 +147,7 @@ SLOW = [
         "scd:window=3,start=up",
         "draft+lantern:window=3,delta=0.3,k=5",
         "tree:branch=2/1",
+        "prompt:branch=2/1",
         *[pytest.param(name, marks=pytest.mark.slow) for name in SLOW],
     ],
 )
@@ -146,6 +156,15 @@ def test_the_same_tokens_with_and_without(recipe: str, device: torch.device, mon
     assert torch.equal(ours.tokens, theirs.tokens)
     assert ours.stats.nfe == theirs.stats.nfe and ours.stats.acceptance == theirs.stats.acceptance
     assert ours.stats.tv_bound == pytest.approx(theirs.stats.tv_bound, abs=1e-5)
+
+
+@pytest.mark.parametrize("recipe", ["draft:window=3", "stand:window=3", "prompt:branch=2/1"])
+def test_the_same_tokens_with_min_p_and_typical_p(
+    recipe: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no kernel, but drafts have."""
+    ours, theirs = (decoded(recipe, device, kernels, monkeypatch, TRUNCATED) for kernels in ("triton", "torch"))
+    assert torch.equal(ours.tokens, theirs.tokens) and ours.stats.acceptance == theirs.stats.acceptance
 
 
 def test_a_stored_distribution_is_the_q_of_its_draft_behind_reused_ones() -> None:
