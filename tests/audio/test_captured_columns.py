@@ -144,7 +144,7 @@ def test_graphs_that_keep_an_earlier_call_give_other_columns(
     again = tiny.musicgen()
     if broken == "text":
 
-        def update(layer: TextLayer, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        def update(layer: TextLayer, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
             layer.keys, layer.values, layer.is_initialized = keys, values, True
             return keys, values
 
