@@ -8,43 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from private_names import OWN, attributes, foreign_attributes, foreign_modules, imports, sources
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
-FOLDERS = ("mmspec", "vision", "audio", "kernels", "metrics")
 # Packages whose modules below the top are named on the page.
 PACKAGES = ("transformers", "diffusers", "huggingface_hub", "triton")
-LOOKUPS = ("getattr", "hasattr", "setattr", "delattr")
-STANDARD = ("_typeshed",)  # of Python's own
-PRIVATE = re.compile(r"_[A-Za-z]\w*(?<!__)")
-
-
-def defined(tree: ast.AST) -> Iterator[str]:
-    """Names that a module defines, imports under another name, or sets on `self`."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.alias(asname=str(name)):
-                yield name
-            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
-                yield name
-
-
-def private_uses(tree: ast.AST) -> Iterator[str]:
-    """Private names that a module reads or sets: attributes, imports, names in `getattr` and its like."""
-    for node in ast.walk(tree):
-        names: list[str] = []
-        match node:
-            case ast.Attribute(attr=name):
-                names = [name]
-            case ast.ImportFrom(module=str(module), names=aliases) if not module.startswith("mmspec"):
-                names = [*module.split("."), *(each.name for each in aliases)]
-            case ast.Import(names=aliases):
-                names = [part for each in aliases for part in each.name.split(".")]
-            case ast.expr(func=ast.Name(id=called), args=[_, ast.Constant(value=str(name)), *_]) if called in LOOKUPS:
-                names = [name]
-        yield from (name for name in names if PRIVATE.fullmatch(name) and name not in STANDARD)
 
 
 def inner_modules(tree: ast.AST) -> Iterator[str]:
@@ -58,8 +27,13 @@ def inner_modules(tree: ast.AST) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.AST]:
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
+    return sources()
+
+
+@pytest.fixture(scope="module")
+def private(trees: dict[str, ast.AST]) -> dict[str, set[str]]:
+    """Private names of other packages, with the files that use them."""
+    return {**foreign_attributes(trees), **foreign_modules(trees)}
 
 
 def rows() -> list[tuple[str, str]]:
@@ -68,31 +42,20 @@ def rows() -> list[tuple[str, str]]:
     return [(first, rest) for first, rest in cells]
 
 
-def foreign(trees: dict[str, ast.AST]) -> dict[str, set[str]]:
-    """Private names that no module of mmspec defines, with the files that use them."""
-    own = {name for tree in trees.values() for name in defined(tree)}
-    found: dict[str, set[str]] = {}
-    for file, tree in trees.items():
-        for name in set(private_uses(tree)) - own:
-            found.setdefault(name, set()).add(file)
-    return found
-
-
-def test_every_private_name_stands_on_the_page_with_its_files(trees: dict[str, ast.AST]) -> None:
-    found = foreign(trees)
-    assert len(found) > 20
+def test_every_private_name_stands_on_the_page_with_its_files(private: dict[str, set[str]]) -> None:
+    assert len(private) > 20
     missing = [
         (name, file)
-        for name, files in found.items()
+        for name, files in private.items()
         for file in sorted(files)
         if not any(f"`{name}`" in what and f"`{file}`" in where for what, where in rows())
     ]
     assert missing == []
 
 
-def test_every_private_name_on_the_page_is_used(trees: dict[str, ast.AST]) -> None:
+def test_every_private_name_on_the_page_is_used(private: dict[str, set[str]]) -> None:
     named = {name for what, _ in rows() for name in re.findall(r"`(_\w+)`", what)}
-    assert named - set(foreign(trees)) == set()
+    assert named - set(private) - OWN == set()
 
 
 def test_every_inner_module_stands_on_the_page(trees: dict[str, ast.AST]) -> None:
@@ -118,13 +81,15 @@ def test_every_row_names_files_and_tests_that_exist() -> None:
         ("from a.b import _c", ["_c"]),
         ("import torch._dynamo as d", ["_dynamo"]),
         ("getattr(model, '_hook', None)", ["_hook"]),
+        ("any(hasattr(x, name) for name in ('_a', 'b'))", ["_a"]),
         ("from mmspec.a import _b", []),
         ("x.__dict__", []),
         ("f('_word')", []),
     ],
 )
 def test_private_names_are_found(code: str, names: list[str]) -> None:
-    assert list(private_uses(ast.parse(code))) == names
+    tree = ast.parse(code)
+    assert [*attributes(tree), *imports(tree)] == names
 
 
 def test_triton_has_the_hook_that_is_called_on_a_device_only() -> None:

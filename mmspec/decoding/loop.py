@@ -402,8 +402,8 @@ def decode_together(
     """As `decode_window`, but all rows advance by the same number of tokens, that of the row with the fewest.
 
     Rows that stand at the same position keep doing so, which later single steps are cheaper for. The accepted drafts
-    of the other rows beyond that are drafts again. That stays exact as long as nobody learns that they were accepted:
-    whether all rows are cut at a slot is decided by the tests of that slot and of those before it.
+    of the other rows beyond that are drafts again. That stays exact as long as no policy is told that they were
+    accepted: whether all rows are cut at a slot is decided by the tests of that slot and of those before it.
     """
     verdict, draws = _verified(target, drafter, rule, sampler, state, width, meter)
     cut = replace(verdict, accepted=np.full_like(verdict.accepted, verdict.accepted[state.is_running].min()))

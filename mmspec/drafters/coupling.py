@@ -3,6 +3,11 @@
 A coupling returns a token for every slot of the window, int64 [B, W]. Given all tokens to its left, it follows the
 target distribution `p` of that slot. Slots that no row reuses need no new token and keep theirs. The next window reuses
 the tokens after the resampled one as drafts and tests them with q := p.
+
+The noise of `gumbel` outlives a window: it is that of a position, in every window. So no token before that position may
+depend on it, nor may a draft that is tested there. A table of drafts which learns from all slots of a window, rejected
+ones too, has read such noise. With windows of one width it drafts only after all slots that it has learned from; after
+a narrower window it would draft before some of them (`refuse_leaks`).
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.errors import ArgumentError
+from mmspec.recipes import Recipe
 from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
@@ -38,3 +45,18 @@ def gumbel(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
 
 
 COUPLINGS: dict[str, Coupling] = {"fresh": fresh, "maximal": maximal, "gumbel": gumbel}
+LEARNING = ("recycle", "stand")  # values of `start` that learn from all slots of a window
+
+
+def refuse_leaks(recipe: Recipe) -> None:
+    """Refuses a table that learns from rejected slots, if their noise is used again and widths change.
+
+    Raises:
+        ArgumentError: If the recipe has both.
+    """
+    start = recipe.knobs["start"]
+    if recipe.auto and recipe.knobs.get("coupling") == "gumbel" and start in LEARNING:
+        raise ArgumentError(
+            f"recipe '{recipe}' is not possible: with window=auto and coupling=gumbel, start={start} is not exact; "
+            "take coupling=maximal, a fixed window, or another start"
+        )

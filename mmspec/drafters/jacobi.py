@@ -13,7 +13,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.columns.token_init import ColumnInitDrafter
-from mmspec.drafters.coupling import COUPLINGS, Coupling
+from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
 from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
 from mmspec.drafters.one_step import one_step
@@ -247,7 +247,12 @@ def _coupled_ahead(verdict: Verdict) -> Tensor | None:
 
 
 def build(context: DraftingContext) -> Jacobi:
-    """Builds the drafter of the recipes `sjd` and `scd`."""
+    """Builds the drafter of the recipes `sjd` and `scd`.
+
+    Raises:
+        ArgumentError: If the recipe would not be exact; see `mmspec.drafters.coupling.refuse_leaks`.
+    """
+    refuse_leaks(context.recipe)
     knobs, resources = context.recipe.knobs, context.resources
     coupling, start = COUPLINGS[str(knobs.get("coupling", "fresh"))], str(knobs["start"])
     if start in RUNNERS:

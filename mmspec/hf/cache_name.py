@@ -7,7 +7,6 @@ that a checkpoint brings along, have the other name; so a module's own signature
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import cache as cached
 from typing import Any
 
@@ -30,7 +29,10 @@ def cache_input(module: Any, cache: Any) -> dict[str, Any]:
 def cache_name(module: Any) -> str:
     """The name of that argument."""
     module = getattr(module, "_orig_mod", module)  # inside `torch.compile(module)`
-    return _name(type(module) if isinstance(module, nn.Module) else module)
+    if isinstance(module, nn.Module):
+        return _name_of_class(type(module).forward)
+    call = type(module).__call__
+    return _name_of_class(call) if inspect.isfunction(call) else _name(module)  # the latter of functions
 
 
 def cache_of(output: Any) -> Any:
@@ -39,10 +41,14 @@ def cache_of(output: Any) -> Any:
 
 
 @cached
-def _name(called: Callable[..., Any]) -> str:
-    """The name of the argument of a function, of an object that is called, or of a class of modules."""
-    is_module = isinstance(called, type) and issubclass(called, nn.Module)
-    taken = inspect.signature(called.forward if is_module else called).parameters
+def _name_of_class(method: Any) -> str:
+    """`_name` of a method that all objects of a class share; objects and functions of a call are not kept."""
+    return _name(method)
+
+
+def _name(called: Any) -> str:
+    """The name of the argument of a function."""
+    taken = inspect.signature(called).parameters
     # The installed release's own name is the first choice: a module may take both, or just hand on keywords.
     return next((name for name in (RELEASE, *NAMES) if name in taken), RELEASE)
 

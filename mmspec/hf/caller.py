@@ -7,7 +7,7 @@ still the local variables of its frame, which is where this module reads them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -44,25 +44,30 @@ def dropped_arguments(model: Any) -> DroppedArguments:
     Args:
         model: The model whose `generate` was called, without the wrapper of `torch.compile`.
     """
-    found = running_call(CODE, model)
-    if found is None:
-        return DroppedArguments()
-    missing = [name for name in LOCALS if name not in found]
-    if missing:
-        raise ArgumentError(
-            f"transformers' generate has no {missing[0]}, which mmspec reads; {comparison('transformers')}"
-        )
-    return DroppedArguments(*(found[name] for name in LOCALS))
+    found = running_call(CODE, model, LOCALS)
+    return DroppedArguments() if found is None else DroppedArguments(*found.values())
 
 
-def running_call(code: CodeType, model: Any) -> dict[str, Any] | None:
-    """The local variables of the innermost running call of a method of `model`; None if there is none.
+def running_call(code: CodeType, model: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    """Some local variables of the innermost running call of a method of `model`; None if there is none.
 
     Args:
         code: The code of the method, without decorators.
         model: Its `self`.
+        names: The variables.
+
+    Raises:
+        ArgumentError: If the installed transformers has no variable of a name.
     """
     frame = inspect.currentframe()
     while frame is not None and not (frame.f_code is code and frame.f_locals.get("self") is model):
         frame = frame.f_back
-    return None if frame is None else dict(frame.f_locals)
+    if frame is None:
+        return None
+    found = frame.f_locals
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ArgumentError(
+            f"transformers' {code.co_name} has no {missing[0]}, which mmspec reads; {comparison('transformers')}"
+        )
+    return {name: found[name] for name in names}

@@ -416,12 +416,7 @@ def toy_eagle3(vocab_size: int, seed: int, draft_vocab_size: int | None = None) 
 
 
 def toy_resources(
-    batch_size: int,
-    vocab_size: int,
-    layout: Layout,
-    seed: int,
-    sampling: Sequence[SamplingParams],
-    memory: int | None = None,
+    batch_size: int, vocab_size: int, layout: Layout, seed: int, sampling: Sequence[SamplingParams]
 ) -> DraftResources:
     """Everything that drafters and rules may use with `ToyTarget`, at random: the draft model is another toy.
 
@@ -431,19 +426,17 @@ def toy_resources(
         layout: Layout of the sequences.
         seed: Seed of the resources.
         sampling: Sampling parameters of the draft model, one per row.
-        memory: Of the draft models; see `ToyTarget`.
     """
-    toy = partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000, memory=memory)
     generator = torch.Generator().manual_seed(seed)
     table = NGramTable(torch.randint(vocab_size, (vocab_size + 1, vocab_size), generator=generator))
     codebook = Codebook(torch.randn(vocab_size, 2, generator=generator))
     return DraftResources(
         table,
-        toy,
+        partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000),
         sampling,
         lambda: codebook,
         heads=dict(toy_heads(vocab_size, layout.width, seed)),
-        guided_draft_model=partial(toy, guided=True),
+        guided_draft_model=partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000, True),
         masked_model=partial(MaskedToy, vocab_size, layout, seed + 2000),
     )
 

@@ -70,7 +70,22 @@ MORE: Mapping[str, list[dict[str, Value]]] = {
     "prompt": [{"branch": "2/2/1"}],
 }
 # Where a world has not what a recipe needs, by a part of the error.
+OF_FRAMES = {
+    "reads windows only": "a depth decoder has no trees",
+    "cannot draft here": "it has no early exit",
+    "does not provide the states of its layers": "for refresh=outer",
+    "needs a drafter of kind": "only frame heads draft frames, in windows of several",
+    "needs a draft model with guidance": "CSM has no guidance",
+    "needs a masked model": "CSM has none",
+    "needs an n-gram table": "CSM has none",
+    "needs a datastore": "CSM has none",
+    "needs a choice of layers": "for swift",
+    "needs a judge": "a judge reads features of tokens",
+    "needs the model's codebook": "of tokens of one kind",
+}
 IMPOSSIBLE: Mapping[str, Mapping[str, str]] = {
+    "frames": OF_FRAMES,
+    "frames ahead": OF_FRAMES,
     "columns": {
         "for which start must be one of": "tokens above or before are of one codebook",
         "drafts of columns cannot be refreshed": "networks draft tokens",
@@ -134,7 +149,7 @@ def cases(worlds: Sequence[str], brief: bool = False) -> list[object]:
 def check(name: str, recipe: Recipe, rows: int) -> None:
     world = WORLDS[name]
     try:
-        world(recipe, [0])
+        world(recipe, [0]).start()
     except (ArgumentError, ModelError) as error:
         assert any(part in str(error) for part in IMPOSSIBLE.get(name, ())), error
         return

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tiny_speech
 import torch
+from frame_models import random_head
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
@@ -20,6 +21,7 @@ from mmspec.batching.request import DecodingBatch, PreparedRows
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.heads.frame import FrameHead
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import (
@@ -79,7 +81,9 @@ class Tokens:
         drafts = [SamplingParams(s.temperature) for s in settings]
         if self.guided:
             settings = [replace(s, guidance_scale=1.5 + row % 2) for s, row in zip(settings, rows, strict=True)]
-        resources = toy_resources(count, VOCAB, layout, 6, drafts, MEMORY)
+        small = partial(ToyTarget, count, VOCAB, LENGTH, 6, memory=MEMORY)
+        resources = toy_resources(count, VOCAB, layout, 6, drafts)
+        resources = replace(resources, draft_model=small, guided_draft_model=partial(small, guided=True))
         if self.bare:
             resources = replace(resources, table=None, draft_model=None, guided_draft_model=None)
         return PreparedRows(target, layout, settings, resources, limits(rows)).batch(recipe, seeds(rows))
@@ -130,8 +134,14 @@ class Frames:
         draft = small if recipe.needs_draft_model else None
         if not self.ahead:
             return PreparedFrames(model, spec, DraftResources(), draft).batch(recipe, seeds(rows))
-        made = prepare_frame_windows(model, recipe, spec, len(rows), self.ahead, draft)
+        heads = {"frame": _frame_head(model.vocab_size)} if recipe.drafts_frames else {}
+        made = prepare_frame_windows(model, recipe, spec, len(rows), self.ahead, draft, heads=heads)
         return made.batch(made.recipe or recipe, seeds(rows))
+
+
+@cache
+def _frame_head(codes: int) -> FrameHead:
+    return random_head(codes - 1, 24, 4)
 
 
 _csm = cache(partial(tiny_speech.csm, codes=4))  # rows that join have the same model

@@ -44,7 +44,7 @@ class GPT2InferenceModel(GPT2PreTrainedModel, GenerationMixin):
         self, input_ids: Tensor, use_cache: Any = None, return_dict: Any = None, **inputs: Any
     ) -> CausalLMOutputWithCrossAttentions:
         assert self.cached_prefix_emb is not None
-        cache = inputs.get(RELEASE)
+        cache: Any = inputs.get(RELEASE)
         prefix = self.cached_prefix_emb.shape[1]
         first = input_ids.shape[1] != 1
         ids = input_ids[:, prefix:] if first else input_ids

@@ -63,6 +63,7 @@ MODULES: list[tuple[str, Any, str]] = [
     ("with both, of which one may mean something else", lambda: module(both), RELEASE),
     ("that hands keywords on", lambda: module(keywords), RELEASE),
     ("compiled", lambda: torch.compile(module(old), backend="eager"), OLD),
+    ("a decoder of mmspec", lambda: Sum([], nn.Identity()), RELEASE),
     ("a function", lambda: lambda x, past_key_values: x, OLD),
     ("of transformers", lambda: tiny_speech.flat(), RELEASE),
     ("a decoder of transformers", lambda: tiny_speech.flat().model, RELEASE),

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.releases
 IDS = torch.tensor([[0, 0, 1, 5, 6, 7], [1, 5, 8, 9, 10, 3]])
 MASK = (IDS != 0).long()
 CALL: dict[str, Any] = {"attention_mask": MASK, "max_new_tokens": 4, "do_sample": False}
-MODELS = {
+MODELS: dict[str, Callable[[], Any]] = {
     "flat": tiny_speech.flat, "emu3": tiny_models.emu3, "chameleon": tiny_models.chameleon,
     "imagegpt": tiny_models.imagegpt, "csm": tiny_speech.csm,
 }  # fmt: skip

@@ -31,6 +31,7 @@ from mmspec.sampling.seeds import row_seeds
 
 # What is read of a processor's outputs.
 INPUTS = ("input_ids", "attention_mask", "audio_prompt_latents", "audio_prompt_latents_mask")
+FRAMES_AFTER_EOS = "frames_after_eos"  # that key of the outputs
 NO_END = -1.0  # the mark of frames before the end is predicted
 
 
@@ -286,7 +287,7 @@ def prepare_frames(
         ArgumentError: For an argument whose value is not allowed.
     """
     prompt = dict(inputs)
-    after = prompt.pop("frames_after_eos", 1)
+    after = prompt.pop(FRAMES_AFTER_EOS, 1)
     if unknown := [name for name in prompt if name not in INPUTS]:
         raise ArgumentError(f"inputs has {', '.join(unknown)}, which is not allowed; use {', '.join(INPUTS)}")
     for temperature in temperatures:

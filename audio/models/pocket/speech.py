@@ -18,7 +18,7 @@ from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import PocketCodec
 from mmspec.audio.latents.row_limits import cut_rows
-from mmspec.audio.models.pocket.decoding import INPUTS, check_sibling, prepare_frames, sample_frames
+from mmspec.audio.models.pocket.decoding import FRAMES_AFTER_EOS, INPUTS, check_sibling, prepare_frames, sample_frames
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.continuous.prepared import PreparedLatents
@@ -110,7 +110,7 @@ class PocketAdapter:
         found: Mapping[str, Tensor] = self.processor(
             text=prompts, return_tensors="pt", padding=True, padding_side="left", **audio
         )
-        return {name: found[name] for name in INPUTS if name in found}
+        return {name: found[name] for name in (*INPUTS, FRAMES_AFTER_EOS) if name in found}
 
     def _limits(self, inputs: Mapping[str, Tensor]) -> list[int]:
         """Frames of each row, at most."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from mmspec.errors import ArgumentError
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import Plan, PlanRequest, position_ids_of, refuse_guidance
-from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 
 READS_EMBEDS = True
 INPUTS = ("inputs_embeds", "thinker_reply_part", "input_text_ids")
@@ -37,7 +36,6 @@ def plan(model: Any, request: PlanRequest) -> Plan:
     """
     refuse_guidance(model, request)
     inputs = request.inputs
-    refuse_unknown_inputs(model, inputs, (*INPUTS, *MEDIA), {}, request.mask)
     if any(inputs.get(name) is None for name in INPUTS):
         raise ArgumentError(f"{', '.join(INPUTS)} are missing; call the generate of the whole model")
     embed, project = model.get_input_embeddings(), model.thinker_to_talker_proj

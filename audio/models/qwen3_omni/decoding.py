@@ -37,8 +37,12 @@ from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 
-INPUTS = ("inputs_embeds", "trailing_text_hidden", "tts_pad_embed")  # that are read
-
+# Inputs that are read; transformers computes `position_ids` from the others.
+INPUTS = (
+    "inputs_embeds", "trailing_text_hidden", "tts_pad_embed",
+    "talker_input_ids", "image_grid_thw", "video_grid_thw", "audio_feature_lengths", "video_second_per_grid",
+    "use_audio_in_video",
+)  # fmt: skip
 # transformers calls the code predictor with these when it samples.
 TOP_K, TOP_P = 50, 0.8
 

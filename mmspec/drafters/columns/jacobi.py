@@ -11,6 +11,7 @@ from mmspec.drafters.columns.token_init import (
     RandomColumn,
     repeat_left,
 )
+from mmspec.drafters.coupling import refuse_leaks
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.errors import ArgumentError
 
@@ -21,8 +22,9 @@ def build(context: DraftingContext) -> Jacobi:
     """Builds the drafter of the recipes `sjd` and `scd` for columns.
 
     Raises:
-        ArgumentError: For a `start` that does not apply to columns.
+        ArgumentError: For a `start` that does not apply to columns, and as `mmspec.drafters.jacobi.build`.
     """
+    refuse_leaks(context.recipe)
     recipe = context.recipe
     start = str(recipe.knobs["start"])
     if start not in STARTS:

@@ -99,9 +99,10 @@ def guidance_of(model: Any, request: PlanRequest) -> float:
         ArgumentError: If logits processors were passed to Janus's own `generate`.
     """
     scale = request.guidance_scale
-    own = running_call(inspect.unwrap(type(model).generate).__code__, model) if scale is None else None
+    code = inspect.unwrap(type(model).generate).__code__
+    own = running_call(code, model, ("generation_config", "logits_processor")) if scale is None else None
     if own is not None:
-        if own.get("logits_processor"):
+        if own["logits_processor"]:
             raise ArgumentError(
                 "logits_processor is not supported for Janus, whose own generate drops it on the way; leave it out"
             )
