@@ -70,12 +70,16 @@ def short(name: str) -> str:
     return f"{name}:{','.join(given)}" if given else name
 
 
-def recipes(kind: TokenKind) -> Iterator[str]:
-    """Every recipe for a kind of token, once by itself and once with each word of each knob."""
+def recipes(kind: TokenKind) -> list[str]:
+    """Every recipe for a kind of token."""
+    return [short(name) for name, info in RECIPES.items() if info.supports(kind)]
+
+
+def variants(kind: TokenKind) -> Iterator[str]:
+    """A recipe with each word of each knob, for a kind of token."""
     words = dict[tuple[str, str], str]()  # the last recipe that has it
     for name, info in RECIPES.items():
         if info.supports(kind):
-            yield short(name)
             for knob, its in info.knobs.items():
                 words |= {(knob, word): name for word in its.choices if word not in ("auto", "none", its.default)}
     for (knob, word), name in words.items():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tiny_speech
 import torch
-from every_recipe import RULE_KNOBS, SETTINGS, Setting, decode_columns, decode_tokens, recipes, relaxed
+from every_recipe import RULE_KNOBS, SETTINGS, Setting, decode_columns, decode_tokens, recipes, relaxed, variants
 from frame_models import frames_by
 from poisoned_memory import poisoned_memory
 
@@ -69,7 +69,7 @@ def interpreter() -> None:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The shapes of what kernels read."""
+    """As many numbers as there are windows that kernels have read."""
     found, of = list[int](), LazyProbs.of
 
     def counted(*given: Any) -> LazyProbs:
@@ -95,12 +95,11 @@ def compare(
     assert ours.stats.tv_bound == pytest.approx(theirs.stats.tv_bound, abs=1e-5)
 
 
-OTHER_KNOBS = ["draft:window=3,guidance=1.5", "draft:window=3,layers=2", "tree:branch=2/1,layers=1,guidance=2"]
+SOME = "cuts", "truncated", "constraint"
+OTHERS = [*variants("tokens"), "draft:window=3,guidance=1.5", "tree:branch=2/1,layers=1,guidance=2"]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "setting"), [*cases(recipes("tokens")), *cases(OTHER_KNOBS, ("cuts", "truncated", "guided"))]
-)
+@pytest.mark.parametrize(("recipe", "setting"), [*cases(recipes("tokens")), *cases(OTHERS, SOME)])
 def test_tokens(recipe: str, setting: str, monkeypatch: pytest.MonkeyPatch, read: list[int]) -> None:
     compare(decode_tokens, recipe, setting, monkeypatch, read)
 
@@ -116,14 +115,14 @@ def test_relaxed_rules(recipe: str, setting: str, monkeypatch: pytest.MonkeyPatc
     compare(decode_tokens, recipe, setting, monkeypatch, read)
 
 
-COLUMNS = [*recipes("columns"), "draft:window=3,layers=2"]
 RELAXED_COLUMNS = [name for way in ("scd", "draft") for name in relaxed(way) if "judge" not in name]
 
 
 @pytest.mark.parametrize(
     ("recipe", "setting"),
     [
-        *cases(COLUMNS, [name for name, setting in SETTINGS.items() if not setting.penalized]),
+        *cases(recipes("columns"), [name for name, setting in SETTINGS.items() if not setting.penalized]),
+        *cases([*variants("columns"), "draft:window=3,layers=2"], SOME),
         *cases(RELAXED_COLUMNS, ("cuts", "truncated"), share=2),
     ],
 )
@@ -170,7 +169,7 @@ def test_latents(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors have no kernels of their own; random numbers may."""
     for name in recipes("latents"):
         drafting, _, knobs = name.partition(":")
-        if knobs.count(",") or drafting == "plain":
+        if drafting == "plain":
             continue
         found = []
         for kernels in ("torch", "triton"):
