@@ -17,8 +17,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.errors import ArgumentError
-from mmspec.recipes import Recipe
 from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
@@ -48,12 +48,13 @@ COUPLINGS: dict[str, Coupling] = {"fresh": fresh, "maximal": maximal, "gumbel": 
 LEARNING = ("recycle", "stand")  # values of `start` that learn from all slots of a window
 
 
-def refuse_leaks(recipe: Recipe) -> None:
+def refuse_leaks(context: DraftingContext) -> None:
     """Refuses a table that learns from rejected slots, if their noise is used again and widths change.
 
     Raises:
         ArgumentError: If the recipe has both.
     """
+    recipe = context.recipe
     start = recipe.knobs["start"]
     if recipe.auto and recipe.knobs.get("coupling") == "gumbel" and start in LEARNING:
         raise ArgumentError(

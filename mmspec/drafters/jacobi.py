@@ -252,7 +252,7 @@ def build(context: DraftingContext) -> Jacobi:
     Raises:
         ArgumentError: If the recipe would not be exact; see `mmspec.drafters.coupling.refuse_leaks`.
     """
-    refuse_leaks(context.recipe)
+    refuse_leaks(context)
     knobs, resources = context.recipe.knobs, context.resources
     coupling, start = COUPLINGS[str(knobs.get("coupling", "fresh"))], str(knobs["start"])
     if start in RUNNERS:

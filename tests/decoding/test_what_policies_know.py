@@ -264,7 +264,7 @@ def test_a_table_that_has_read_the_noise_of_later_slots_would_bias(
 ) -> None:
     """Even under a policy that knows nothing; 4 million rows of 256 sequences show a bias of 0.003."""
     use(Narrowing, monkeypatch)
-    monkeypatch.setattr(mmspec.drafters.jacobi, "refuse_leaks", lambda recipe: None)
+    monkeypatch.setattr(mmspec.drafters.jacobi, "refuse_leaks", lambda context: None)
     recipe = f"scd:window=auto,coupling=gumbel,start={start}"
     assert check(recipe, PLAIN, samples=4_000_000, layout=Layout(8), vocab_size=2, seed=5).ok == exact
 

@@ -24,7 +24,7 @@ def build(context: DraftingContext) -> Jacobi:
     Raises:
         ArgumentError: For a `start` that does not apply to columns, and as `mmspec.drafters.jacobi.build`.
     """
-    refuse_leaks(context.recipe)
+    refuse_leaks(context)
     recipe = context.recipe
     start = str(recipe.knobs["start"])
     if start not in STARTS:
