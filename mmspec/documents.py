@@ -122,7 +122,9 @@ def parse_yaml(text: str | bytes, name: str, unreadable: str) -> Any:
         raise
     # The constructor of values raises Python's own errors: for the date 2020-99-99, numbers of 5,000 digits, !!bool x.
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise ArgumentError(f"{unreadable}: {one_line(error)}") from None
+        # libyaml has a limit of its own, and reads ahead of the events.
+        deep = "exceeded maximum nesting depth" in str(error)
+        raise ArgumentError(_too_deep(name) if deep else f"{unreadable}: {one_line(error)}") from None
 
 
 def one_line(error: object) -> str:
