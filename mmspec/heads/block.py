@@ -20,6 +20,7 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from mmspec.decoding.attention_masks import additive_mask
 from mmspec.heads.attention import Attention, KeysValues, repeat_kv
 from mmspec.heads.draft_vocabulary import register_vocabulary
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes
@@ -214,9 +215,9 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         x = self.embed_tokens(tokens.flatten(1))
         angles = self.rotary.at(slots.flatten(1))
         # Scores of the context are computed for all blocks of a row at once, those of a block for each block alone.
-        whole = _additive(visible).repeat_interleave(blocks[2], dim=1)[:, None], None
+        whole = additive_mask(visible, torch.float32, -torch.inf).repeat_interleave(blocks[2], dim=2), None
         sliding = self._sliding_masks(visible, blocks[2]) if self.sliding_layers else whole
-        beyond = None if own is None else _additive(own)[:, None, :, None]
+        beyond = None if own is None else additive_mask(own, torch.float32, -torch.inf)[..., None, :]
         for number, (layer, (keys, values)) in enumerate(zip(self.block_layers, context, strict=True)):
             hidden, later = sliding if number in self.sliding_layers else whole
             y = normed(layer.input_layernorm, x)
@@ -237,15 +238,10 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         return normed(self.norm, x).unflatten(1, blocks[1:])
 
     def _sliding_masks(self, visible: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
-        """The masks of layers with a sliding window: of the context [R, 1, A * T, S], and in a block [T, T]."""
+        """The masks of layers with a sliding window: of the context [R, 1, A * T, S], and in a block [1, 1, T, T]."""
         if visible.shape[-1] > self.sliding_window:
             place = visible.cumsum(-1)  # from 1, among the visible slots
             visible = visible & (place > place[..., -1:] - self.sliding_window)
-        far = _additive(visible).repeat_interleave(size, dim=1)[:, None]
-        ones = torch.ones(size, size, dtype=torch.bool, device=visible.device)
-        return far, None if self.sliding_window_non_causal else _additive(ones.tril())
-
-
-def _additive(mask: Tensor) -> Tensor:
-    """A mask as numbers to add to attention scores."""
-    return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill_(~mask, -torch.inf)
+        far = additive_mask(visible, torch.float32, -torch.inf).repeat_interleave(size, dim=2)
+        ones = torch.ones(1, size, size, dtype=torch.bool, device=visible.device)
+        return far, None if self.sliding_window_non_causal else additive_mask(ones.tril(), torch.float32, -torch.inf)
