@@ -6,31 +6,21 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.vision.hf.image_adapter import DecodingJob, ImageAdapter
-from mmspec.vision.previews import complete
 
 
-def new_tokens(sequences: Tensor, job: DecodingJob) -> Tensor:
-    """The new tokens int64 [B, length] of the result of `generate`, which has the prompts in front or not.
+def check_whole(codes: Tensor, job: DecodingJob) -> None:
+    """Checks that images, int64 [B, n], have all their codes.
 
     Raises:
-        ModelError: If an image has ended early.
+        ModelError: If one has ended early.
     """
-    prompt = job.arguments["input_ids"].shape[1]
-    if sequences.shape[1] not in (job.length, prompt + job.length):
+    if codes.shape[1] < len(job.image):
         raise ModelError(
             "the model ended its images early, by an end-of-sequence id; model.generation_config.eos_token_id must not "
             "be a code of an image"
         )
-    return sequences[:, -job.length :]
-
-
-def codes_so_far(adapter: ImageAdapter, job: DecodingJob, step: Step) -> Tensor:
-    """The codes of a step, int64 [B, h * w], with -1 where they are missing."""
-    rows = [adapter.codes(tokens[job.image[job.image < len(tokens)].to(tokens.device)]) for tokens in step.tokens]
-    return complete(rows, len(job.image), adapter.codebook_size)
 
 
 def sequences_of(codes: Tensor, adapter: ImageAdapter, job: DecodingJob, layout: Layout, first_id: int) -> Tensor:

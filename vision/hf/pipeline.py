@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,25 @@ from transformers.generation import GenerationMixin
 
 from mmspec.arguments import one_text
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
-from mmspec.hf.generate import GenerateJob, generate, prepare, salted
+from mmspec.hf.generate import GenerateJob, prepare, salted
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, on_device, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
-from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.callbacks import CallbackOnStepEnd
+from mmspec.vision.calls import generate_tokens
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
 from mmspec.vision.hf.image_adapter import Components, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest, read_negative_prompts, read_prompts
-from mmspec.vision.hf.image_tokens import check_length, codes_so_far, new_tokens, sequences_of
+from mmspec.vision.hf.image_tokens import check_length, check_whole, sequences_of
 from mmspec.vision.hf.registry import image_adapter_of
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
 from mmspec.vision.previews import complete, visible
 
 # The value of pixels whose codes are missing.
@@ -170,50 +172,34 @@ class TransformersPipeline(DiffusionPipeline):
             "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end, return_dict,
             measure_entropy,
         )  # fmt: skip
+        self._check_pixels(output_type)
         adapter = self._adapter()
-        if output_type != "latent" and adapter.no_pixels is not None:
-            raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
-        default = self.config
         sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         given = read_prompts(prompt)
         negatives = read_negative_prompts(negative_prompt, len(given))
         prompts = [text for text in given for _ in range(num_images_per_prompt)]
         if negatives is not None:
             negatives = [text for text in negatives for _ in range(num_images_per_prompt)]
-        rows = len(prompts)
-        job = adapter.job(ImageRequest(prompts, sampling.guidance_scale != 1, negatives, height, width))
-        check_length(job, adapter.max_length)
-        device = input_device(self.model)
-        arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in job.arguments.items()}
-        seeds = row_seeds(seed, rows, generator)
-        with memory_for(rows), self.progress_bar(total=rows * job.length) as bar:
-            observe = observer(
-                self,
-                bar,
-                on_step,
-                callback_on_step_end,
-                callback_on_step_end_tensor_inputs,
-                partial(codes_so_far, adapter, job),
-            )
-            try:
-                out = GenerationMixin.generate(
-                    self.model,
-                    **arguments,
-                    **sampling_arguments(sampling),
-                    max_new_tokens=job.length,
-                    return_dict_in_generate=True,
-                    custom_generate=generate,
-                    recipe=on_device(default.recipe, self.model.device.type) if recipe is None else parse(recipe),
-                    seed=seeds,
-                    draft_model=self.draft_model,
-                    heads=list(self.heads.values()),
-                    on_step=observe,
-                    measure_entropy=measure_entropy,
-                )
-                new = new_tokens(out.sequences, job)
-                codes, stats = adapter.codes(new[:, job.image.to(new.device)]), out.stats
-            except Interrupted as end:
-                codes, stats = end.tokens, end.stats
+        chosen = on_device(self.config.recipe, self.model.device.type) if recipe is None else parse(recipe)
+        seeds = row_seeds(seed, len(prompts), generator)
+        requests = [
+            self._request(text, None if negatives is None else [negatives[i]], height, width, sampling, own_seed)
+            for i, (text, own_seed) in enumerate(zip(prompts, seeds, strict=True))
+        ]
+        codes_of = requests[0].codes
+        assert codes_of is not None
+        codes, stats = generate_tokens(
+            self,
+            requests,
+            chosen,
+            on_step,
+            callback_on_step_end,
+            callback_on_step_end_tensor_inputs,
+            lambda step: complete(
+                [codes_of(tokens) for tokens in step.tokens], prod(adapter.grid(height, width)), adapter.codebook_size
+            ),
+            measure_entropy,
+        )
         images = self.decode(codes, height=height, width=width, output_type=output_type)
         self.maybe_free_model_hooks()
         if not return_dict:
@@ -248,9 +234,8 @@ class TransformersPipeline(DiffusionPipeline):
         check_output_type(output_type)
         if output_type == "latent":
             return tokens
+        self._check_pixels(output_type)
         adapter = self._adapter()
-        if adapter.no_pixels is not None:
-            raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
         grid = adapter.grid(height, width)
         codes = complete(tokens, grid[0] * grid[1], adapter.codebook_size)
         pixels = adapter.pixels(codes.clamp(min=0), grid)
@@ -310,22 +295,35 @@ class TransformersPipeline(DiffusionPipeline):
         check_options(options, ("seed", *names, "negative_prompt", "height", "width", "output_type"))
         output_type = options.get("output_type", "pil")
         check_output_type(output_type)
-        adapter = self._adapter()
-        if output_type != "latent" and adapter.no_pixels is not None:
-            raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
+        self._check_pixels(output_type)
         sampling = self._sampling(*(options.get(name) for name in names))
         (text,) = read_prompts(prompt if prompt is None else one_text("prompt", prompt))
         negatives = read_negative_prompts(options.get("negative_prompt"), 1)
         height, width = options.get("height"), options.get("width")
+        (seed,) = row_seeds(options.get("seed"), 1)
+        return self._request(text, negatives, height, width, sampling, seed, output_type)
+
+    def _request(
+        self,
+        text: str | None,
+        negatives: list[str] | None,
+        height: int | None,
+        width: int | None,
+        sampling: SamplingParams,
+        seed: int,
+        output_type: str = "latent",
+    ) -> PreparedRequest:
+        """A request of one image; `negatives` has one text, or is None."""
+        adapter = self._adapter()
         image_job = adapter.job(ImageRequest([text], sampling.guidance_scale != 1, negatives, height, width))
         check_length(image_job, adapter.max_length)
-        (seed,) = row_seeds(options.get("seed"), 1)
 
         def codes_of(tokens: Tensor) -> Tensor:
             return adapter.codes(tokens[None, image_job.image[image_job.image < len(tokens)]])[0]
 
         def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
             codes = tokens[0][None]
+            check_whole(codes, image_job)
             images = self.decode(codes, height=height, width=width, output_type=output_type)
             return ImageOutput(images, codes, [seed], stats)
 
@@ -369,6 +367,11 @@ class TransformersPipeline(DiffusionPipeline):
             min_p=default.min_p if min_p is None else min_p,
             typical_p=1.0 if typical_p is None else typical_p,
         )
+
+    def _check_pixels(self, output_type: str) -> None:
+        """Refuses images of a model that cannot return pixels."""
+        if output_type != "latent" and (reason := self._adapter().no_pixels) is not None:
+            raise ArgumentError(f"output_type={output_type!r} is not possible: {reason}")
 
     def _adapter(self) -> ImageAdapter:
         return image_adapter_of(self.model, Components(self.processor, self.vqvae, self.config.layout))
