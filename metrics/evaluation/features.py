@@ -8,7 +8,8 @@ from typing import Any
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
-from mmspec.metrics.evaluation.media import is_audio, open_image, read_audio, read_image
+from mmspec.media.images import open_image, read_image
+from mmspec.metrics.evaluation.media import is_audio, read_waveform
 from mmspec.metrics.extractors.extractor import identity
 from mmspec.metrics.extractors.image import stack_images
 from mmspec.metrics.features import Features
@@ -101,7 +102,7 @@ def _batches(paths: Sequence[Path], prompts: Sequence[str] | None) -> Iterator[S
     ]
     if is_audio(paths[0]):
         for files, texts in chunks:
-            yield SampleBatch(files, texts, audio=[read_audio(path) for path in files])
+            yield SampleBatch(files, texts, audio=[read_waveform(path) for path in files])
         return
     stacks = stack_images(map(read_image, paths), size, list(map(str, paths)))
     for (files, texts), images in zip(chunks, stacks, strict=True):
