@@ -56,6 +56,8 @@ EXPECTED = {
     "recall@whisper": ("audio", "whisper", True, False, True, 4),
     "wer": ("audio", "whisper", False, True, False, 2),
     "cer": ("audio", "whisper", False, True, False, 2),
+    "wer-basic": ("audio", "whisper", False, True, False, 2),
+    "cer-basic": ("audio", "whisper", False, True, False, 2),
     "wer@spoken": ("audio", "spoken", False, True, False, 2),
     "cer@spoken": ("audio", "spoken", False, True, False, 2),
     "speaker": ("audio", "wavlm", True, False, True, 2),

@@ -181,6 +181,8 @@ def test_an_evaluation_of_audio(voice: Voice, tmp_path: Path, networks: dict[str
         assert plain[name]["value"] < much[name]["value"] and much[name]["difference"]["low"] > 0, name
     assert much["logmel"]["difference"]["low"] > 0 and much["logmel"]["extractor"] == ""
     assert -1 <= plain["speaker"]["value"] <= 1 and plain["speaker"]["extractor"].startswith("wavlm-")
+    assert plain["wer"]["extractor"].startswith("whisper-")
+    assert plain["wer"]["extractor"].endswith(", english normalizer")
     assert plain["wer"]["value"] == pytest.approx(1) and plain["wer"]["n"] == 6  # random weights transcribe nothing
     speed = record["rows"][0]["speed"]
     assert speed["real_time"] == pytest.approx(speed["seconds"] / 0.5) and speed["grid"] is None
