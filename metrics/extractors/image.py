@@ -61,7 +61,8 @@ def naming(name: str, images: Images, first: tuple[int, ...]) -> Iterator[None]:
         if images.shape[1:] == first:
             raise
         raise ArgumentError(
-            f"image {name} is {images.dtype} {list(images.shape[1:])}, the first is {list(first)}: {error}"
+            f"image {name} is {images.dtype} {list(images.shape[1:])}; all must be of a size that is read, "
+            f"the first is {list(first)}: {error}"
         ) from None
 
 

@@ -80,9 +80,9 @@ def evaluate(
         typer.Option(
             show_default="those of the embedded models, else nll",
             help="Of images: attributes, captions, clip, cmmd, fid, kid, is. Of audio: wer, cer, wer-basic, cer-basic, "
-            "speaker, clap, logmel, mcd, stft. Of both: entropy, nll, and fd@X, kd@X, precision@X, recall@X, where X is "
-            "shapes, inception, clip, dinov2, clap, wavlm, whisper or spoken; wer@spoken, cer@spoken; those of installed "
-            "packages.",
+            "speaker, clap, logmel, mcd, stft. Of both: entropy, nll, and fd@X, kd@X, precision@X, recall@X, where X "
+            "is shapes, inception, clip, dinov2, clap, wavlm, whisper or spoken; wer@spoken, cer@spoken; those of "
+            "installed packages.",
         ),
     ] = None,
     limit: Annotated[
