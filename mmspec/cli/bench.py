@@ -14,7 +14,7 @@ import typer
 
 from mmspec import limits
 from mmspec.cli.bench_steps import bench_steps
-from mmspec.cli.exactness_gate import gate
+from mmspec.cli.exactness_gate import gate_on
 from mmspec.cli.model_options import DType, Weights
 from mmspec.cli.options import (
     Device,
@@ -193,7 +193,7 @@ def _measure(
             pipe,
             texts,
             chosen,
-            gate=gate,
+            gate=gate_on(pipe, texts[0], max(sizes)),
             batches=sizes,
             repeats=repeats,
             seed=seed,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.bench import split_recipes
-from mmspec.cli.exactness_gate import gate
+from mmspec.cli.exactness_gate import gate_on
 from mmspec.cli.interrupts import sigterm_interrupts
 from mmspec.cli.metric_weights import (
     ClapWeights,
@@ -200,7 +200,7 @@ def evaluate(
                 stopped = _generate(evaluation, output, quiet=as_json or processes.rank > 0)
                 if stopped:  # out of the handler, as an exception holds on to the memory of the call that it ended
                     evaluation = _finished_part(evaluation, output)
-                result = measure_samples(evaluation, output, gate)
+                result = measure_samples(evaluation, output, gate_on(pipe, resolved.prompts[0], resolved.batch))
                 if result is None:
                     return
                 for reason in result.skipped:
