@@ -16,6 +16,7 @@ import typer
 from mmspec.cli.bench import split_recipes
 from mmspec.cli.exactness_gate import gate_on
 from mmspec.cli.interrupts import sigterm_interrupts
+from mmspec.cli.limited import say_limit
 from mmspec.cli.metric_weights import (
     ClapWeights,
     ClipWeights,
@@ -284,6 +285,7 @@ def resolve(given: Mapping[str, Any]) -> Any:
         if isinstance(texts, list)
         else read_prompts(str(texts), builtin=BY_MODEL.get(str(values["model"]), BUILTIN))
     )
+    say_limit(limit, len(texts))
     recipes, metrics, seeds = values.pop("recipes"), values.pop("metrics", None), values.pop("seeds")
     if metrics is None:
         metrics = OWN_METRICS.get(str(values["model"]), "nll")
