@@ -172,18 +172,18 @@ def test_normalized_texts_differ_in_words_only() -> None:
 class Recognizer:
     """Transcribes a recording as what it is given."""
 
-    heard: str
+    transcript: str
     spellings = {"colour": "color"}
 
     def transcribe(self, audio: Any) -> list[str]:
-        return [self.heard]
+        return [self.transcript]
 
     def expected(self, text: str) -> str:
         return text
 
 
 @pytest.mark.parametrize(
-    ("prompt", "heard", "wrong", "basic"),
+    ("prompt", "transcript", "wrong", "basic"),
     [
         ("your number is B K seven one nine", "Your number is BK719.", 0, 5),
         ("It is half past three.", "it's half past 3", 0, 2),
@@ -193,9 +193,9 @@ class Recognizer:
         ("你好,世界", "你好 世界", 0, 0),
     ],
 )
-def test_error_rates_normalize_as_whisper_does(prompt: str, heard: str, wrong: int, basic: int) -> None:
+def test_error_rates_normalize_as_whisper_does(prompt: str, transcript: str, wrong: int, basic: int) -> None:
     samples = SampleBatch([Path("x.wav")], [prompt], audio=[Waveform(tone(440.0), RATE)])
-    recognizer: Any = Recognizer(heard)
+    recognizer: Any = Recognizer(transcript)
     assert WER.extract(samples, recognizer)[0][0] == wrong
     assert WER_BASIC.extract(samples, recognizer)[0][0] == basic
     assert (CER.extract(samples, recognizer)[0][0] == 0) == (wrong == 0)
