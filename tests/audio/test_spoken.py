@@ -28,10 +28,10 @@ from mmspec.audio.spoken.recognizer import embedded_recognizer, merge_homophones
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import Sentence, alphabet, read, script
 from mmspec.audio.spoken.transformer import SpokenTransformer
+from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.limits import VOICE_SECONDS
 from mmspec.media.audio import read_audio
