@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from mmspec.errors import ArgumentError
 from mmspec.limits import AUDIO_SECONDS
 from mmspec.media import audio, images
@@ -17,7 +19,8 @@ def read_waveform(path: Path) -> Waveform:
     Raises:
         ArgumentError: As `mmspec.media.audio.read_audio`.
     """
-    return Waveform(*audio.read_audio(path, AUDIO_SECONDS))
+    wave, rate = audio.read_audio(path, AUDIO_SECONDS)
+    return Waveform(wave.astype(np.float64).mean(0), rate)
 
 
 def is_audio(path: Path) -> bool:

@@ -93,7 +93,7 @@ def to_audio(audio: Any, name: str) -> NDArray[np.float32]:
             f"{name} has shape {shape}; it must be [channels, samples] with at most {MAX_CHANNELS} channels"
         )
     if samples.dtype == np.uint8:
-        return (samples.astype(np.float32) - 128) / 128
+        return (samples.astype(np.float32) - np.float32(128)) / np.float32(128)
     if samples.dtype in (np.int8, np.int16, np.int32):
         return (samples / -float(np.iinfo(samples.dtype).min)).astype(np.float32)
     if samples.dtype.kind != "f":

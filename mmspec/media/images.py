@@ -147,7 +147,8 @@ def to_frames(pixels: NDArray[Any] | Tensor, name: str) -> NDArray[np.float32]:
     Raises:
         ArgumentError: For another shape or type, and real numbers outside 0..1.
     """
-    values, shape = to_unit(pixels, name), list(pixels.shape)
+    values: NDArray[Any] = to_unit(pixels, name)
+    shape = list(pixels.shape)
     if values.ndim == 2:
         values = values[None]
     elif values.ndim in (3, 4):
