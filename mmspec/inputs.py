@@ -1,0 +1,104 @@
+"""Opening files of unknown origin: regular files only, and no more of them in memory than a limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, AnyStr, BinaryIO
+
+from mmspec import limits
+from mmspec.errors import ArgumentError
+
+# An id, the keys, and letters that JSON writes as two escapes; a longer line has more letters than `limits.TEXT`.
+_BYTES_PER_LETTER, _REST = 12, 65536
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file for reading; links to one are followed.
+
+    It does not wait for the writer of a FIFO. Callers that catch `OSError` of `Path.open` need no change.
+
+    Raises:
+        OSError: If the file cannot be opened, or is a folder, device, FIFO or socket.
+    """
+    _refuse_special(path, os.stat(path).st_mode)  # opening a device may have an effect
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        _refuse_special(path, os.fstat(descriptor).st_mode)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def check_regular(path: Path) -> None:
+    """Checks that a library which opens a file by its name will find a regular one.
+
+    Raises:
+        OSError: As `open_regular`.
+    """
+    open_regular(path).close()
+
+
+def read_bytes(path: Path, argument: str) -> bytes:
+    """The content of a regular file of at most `limits.FILE_BYTES`.
+
+    Args:
+        path: The file.
+        argument: What the user named, for messages.
+
+    Raises:
+        ArgumentError: If the file cannot be read, is not a regular one, or is larger.
+    """
+    try:
+        with open_regular(path) as file:
+            limits.FILE_BYTES.check(f"{argument}: '{path}'", os.fstat(file.fileno()).st_size)
+            content = file.read(limits.FILE_BYTES.value + 1)  # of /proc, sizes are 0
+    except ArgumentError:
+        raise
+    except (OSError, ValueError) as error:  # the latter for a path with a null character
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"{argument}: cannot read '{path}': {reason}") from error
+    limits.FILE_BYTES.check(f"{argument}: '{path}'", len(content))
+    return content
+
+
+def read_text(path: Path, argument: str) -> str:
+    """The text of a regular file of at most `limits.FILE_BYTES`, in UTF-8 with or without a byte order mark.
+
+    Raises:
+        ArgumentError: As `read_bytes`, and if the file is not UTF-8.
+    """
+    try:
+        return read_bytes(path, argument).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{argument}: '{path}' is not UTF-8: {error}") from None
+
+
+def bounded_lines(file: IO[AnyStr], name: str) -> Iterator[AnyStr]:
+    """Yields the lines of a file, with their ends, none of which takes more memory than a text may.
+
+    Args:
+        file: Opened for bytes or for text.
+        name: What it is called, for messages.
+
+    Raises:
+        ArgumentError: If a line has more characters than `limits.TEXT`, however it is encoded.
+    """
+    most = limits.TEXT.value * _BYTES_PER_LETTER + _REST
+    number = 0
+    while line := file.readline(most + 1):
+        number += 1
+        if len(line) > most:
+            limits.TEXT.check(f"{name} line {number}", len(line) // _BYTES_PER_LETTER)
+        yield line
+
+
+def _refuse_special(path: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
