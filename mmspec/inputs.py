@@ -12,9 +12,6 @@ from typing import IO, AnyStr, BinaryIO
 from mmspec import limits
 from mmspec.errors import ArgumentError
 
-# An id, the keys, and letters that JSON writes as two escapes; a longer line has more letters than `limits.TEXT`.
-_BYTES_PER_LETTER, _REST = 12, 65536
-
 
 def open_regular(path: Path) -> BinaryIO:
     """Opens a regular file for reading; links to one are followed.
@@ -24,10 +21,10 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: If the file cannot be opened, or is a folder, device, FIFO or socket.
     """
-    _refuse_special(path, os.stat(path).st_mode)  # opening a device may have an effect
+    refuse_special(path, os.stat(path).st_mode)  # opening a device may have an effect
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        _refuse_special(path, os.fstat(descriptor).st_mode)
+        refuse_special(path, os.fstat(descriptor).st_mode)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -79,25 +76,24 @@ def read_text(path: Path, argument: str) -> str:
 
 
 def bounded_lines(file: IO[AnyStr], name: str) -> Iterator[AnyStr]:
-    """Yields the lines of a file, with their ends, none of which takes more memory than a text may.
+    """Yields the lines of a file, with their ends, none of which is longer than a file may be.
 
     Args:
         file: Opened for bytes or for text.
         name: What it is called, for messages.
 
     Raises:
-        ArgumentError: If a line has more characters than `limits.TEXT`, however it is encoded.
+        ArgumentError: If a line exceeds `limits.FILE_BYTES`.
     """
-    most = limits.TEXT.value * _BYTES_PER_LETTER + _REST
-    number = 0
+    most, number = limits.FILE_BYTES.value, 0
     while line := file.readline(most + 1):
         number += 1
-        if len(line) > most:
-            limits.TEXT.check(f"{name} line {number}", len(line) // _BYTES_PER_LETTER)
+        limits.FILE_BYTES.check(f"{name} line {number}", len(line))
         yield line
 
 
-def _refuse_special(path: Path, mode: int) -> None:
+def refuse_special(path: Path, mode: int) -> None:
+    """Raises an OSError if the mode of a path is not that of a regular file."""
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):

@@ -49,6 +49,6 @@ def test_large_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_long_lines_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(bounded_lines(io.BytesIO(b"a\nb"), "'f'")) == [b"a\n", b"b"]
     assert list(bounded_lines(io.StringIO("a\n\nb\n"), "'f'")) == ["a\n", "\n", "b\n"]
-    monkeypatch.setenv("MMSPEC_MAX_TEXT", "10")
-    with open("/dev/zero", "rb") as endless, pytest.raises(ArgumentError, match=r"'f' line 1: .* characters"):
+    monkeypatch.setenv("MMSPEC_MAX_FILE_BYTES", "10")
+    with open("/dev/zero", "rb") as endless, pytest.raises(ArgumentError, match=r"'f' line 1: 11 bytes"):
         list(bounded_lines(endless, "'f'"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.files import replacing
+from mmspec.folders import replacing_inside
 from mmspec.metrics.report.curves import charts
 from mmspec.metrics.report.differences import differences
 from mmspec.metrics.report.drafts import drafts
@@ -35,7 +36,9 @@ def script() -> str:
 
 def write_report(record: Record, folder: Path) -> Path:
     """Writes the self-contained page of a results folder and returns its path."""
-    return write_page([ReportRun("", record, folder)], folder / FILE)
+    with replacing_inside(folder, FILE) as partial:
+        partial.write_text(page([ReportRun("", record, folder)]), encoding="utf-8")
+    return folder / FILE
 
 
 def write_page(runs: Sequence[ReportRun], path: Path) -> Path:

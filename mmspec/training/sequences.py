@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
-from mmspec.files import replacing
+from mmspec.folders import inside, replacing_inside
 from mmspec.fingerprint import fingerprint
 from mmspec.recipes import parse
 from mmspec.training.objectives import feature_target, teacher_features
@@ -52,6 +52,15 @@ class TrainingSequences:
         return None if self.features is None else self.features[indices].transpose(0, 1).flatten(0, 1).float()
 
 
+def sequences_folder(output: Path) -> Path:
+    """The folder of the sequences of a drafter, `work/sequences` below the folder that the user named.
+
+    Raises:
+        ArgumentError: If there is a link in the place of one of the two.
+    """
+    return inside(output, "work/sequences")
+
+
 def claim_folder(folder: Path, settings: TrainingSettings, pipe: TrainablePipeline) -> None:
     """Makes a folder for sequences of these settings and this model, which it then holds in `settings.json`.
 
@@ -71,7 +80,7 @@ def claim_folder(folder: Path, settings: TrainingSettings, pipe: TrainablePipeli
                 f"{OUTPUT}: '{folder}' holds sequences of {reason}; delete them, or name another folder"
             )
         return
-    with replacing(file) as partial:
+    with replacing_inside(folder, SETTINGS) as partial:
         partial.write_text(json.dumps(origin), encoding="utf-8")
 
 
@@ -135,7 +144,7 @@ def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings, pipe
                 f"to {high}; this model generates {length} tokens from 0 to {vocab - 1}"
             )
         if not load_chunk(chunk_file(folder, first), rows):
-            with replacing(chunk_file(folder, first)) as partial:
+            with replacing_inside(folder, chunk_file(folder, first).name) as partial:
                 save_file({"tokens": tokens}, partial)
 
 
@@ -197,7 +206,7 @@ def write_sequences(
                 by_row = by_row.unflatten(0, (-1, len(rows))).transpose(0, 1)
                 chunk["features"] = by_row.half().cpu().contiguous()
             if chunk:
-                with replacing(chunk_file(folder, rows.start)) as partial:
+                with replacing_inside(folder, chunk_file(folder, rows.start).name) as partial:
                     save_file(chunk, partial)
             if on_chunk is not None:
                 on_chunk(len(rows))
