@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmspec.files import replacing
 from mmspec.folders import replacing_inside
 from mmspec.metrics.report.curves import charts
 from mmspec.metrics.report.differences import differences
@@ -39,13 +38,6 @@ def write_report(record: Record, folder: Path) -> Path:
     with replacing_inside(folder, FILE) as partial:
         partial.write_text(page([ReportRun("", record, folder)]), encoding="utf-8")
     return folder / FILE
-
-
-def write_page(runs: Sequence[ReportRun], path: Path) -> Path:
-    """Writes the page of several runs and returns its path."""
-    with replacing(path) as partial:
-        partial.write_text(page(runs), encoding="utf-8")
-    return path
 
 
 def page(runs: Sequence[ReportRun], notice: Children = None) -> str:

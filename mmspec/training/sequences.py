@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
-from mmspec.folders import inside, replacing_inside
 from mmspec.fingerprint import fingerprint
+from mmspec.folders import inside, replacing_inside
 from mmspec.recipes import parse
 from mmspec.training.objectives import feature_target, teacher_features
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
