@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
+from mmspec.inputs import read_text
 
 BUILTIN = (
     "a red circle above a blue square",
@@ -85,10 +86,7 @@ def read_prompts(source: str, limit: int | None = None, builtin: Sequence[str] =
     """
     if source == "builtin":
         return list(builtin[:limit])
-    try:
-        lines = Path(source).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character
-        raise ArgumentError(f"--prompts: cannot read '{source}': {error}") from error
+    lines = read_text(Path(source), "--prompts").splitlines()
     prompts = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not prompts:
         raise ArgumentError(f"--prompts: '{source}' holds no prompt")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmspec import limits
+from mmspec.code_settings import without_code
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.inputs import read_bytes
 
@@ -28,7 +29,7 @@ def read_json(path: Path, argument: str) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model.
+    """The JSON object in a file of a model, without what would choose code; see `mmspec.code_settings`.
 
     Raises:
         ModelError: If there is no file, or it contains something else, or exceeds a limit.
@@ -39,7 +40,7 @@ def read_object(file: Path) -> dict[str, Any]:
         raise ModelError(str(error).removeprefix("file: ")) from None
     if not isinstance(found, dict):
         raise ModelError(f"'{file}' must contain a JSON object, not a {type(found).__name__}")
-    return found
+    return without_code(found)
 
 
 def parse_json(text: str | bytes, name: str) -> Any:

@@ -40,6 +40,37 @@ def check_regular(path: Path) -> None:
     open_regular(path).close()
 
 
+# Files that libraries read whole, whatever their size.
+_READ_WHOLE = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".yaml")
+
+
+def check_files(path: Path, argument: str, levels: int = 3) -> None:
+    """Checks the files of a model before libraries open them: all are regular, and texts at most `limits.FILE_BYTES`.
+
+    Args:
+        path: A file or a folder; hidden names in it are left out.
+        argument: What the user named, for messages.
+        levels: Of folders to look into.
+
+    Raises:
+        ArgumentError: If there is a device, FIFO or socket among them, or too large a text.
+    """
+    if path.is_dir():
+        for inner in path.iterdir() if levels else ():
+            if not inner.name.startswith("."):
+                check_files(inner, argument, levels - 1)
+        return
+    try:
+        found = path.stat()
+        refuse_special(path, found.st_mode)
+    except FileNotFoundError:  # a link that leads nowhere
+        return
+    except OSError as error:
+        raise ArgumentError(f"{argument}: cannot read '{path}': {error.strerror or error}") from None
+    if path.suffix in _READ_WHOLE:
+        limits.FILE_BYTES.check(f"{argument}: '{path}'", found.st_size)
+
+
 def read_bytes(path: Path, argument: str) -> bytes:
     """The content of a regular file of at most `limits.FILE_BYTES`.
 

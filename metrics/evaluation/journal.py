@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmspec.bulk.journal import JournalFile
-from mmspec.bulk.media import is_whole
 from mmspec.errors import ArgumentError
 from mmspec.metrics.values import Count, Gain, Quantity, Real, Share, Width
 
@@ -101,7 +100,7 @@ class Journal:
         self.own = JournalFile(folder / f"samples-{rank}.jsonl", SampleRecord)
 
     def read(self) -> dict[Key, SampleRecord]:
-        """The finished samples of all processes and earlier runs whose files are whole; a line cut off is ignored.
+        """The finished samples of all processes and earlier runs whose files exist; a line that was cut off is ignored.
 
         Raises:
             ArgumentError: If a complete line does not hold a sample, or names a file that is not the sample's.
@@ -114,8 +113,7 @@ class Journal:
                     raise ArgumentError(
                         f"{place} is not a sample record: its file {sample.file!r} must be {own[0]!r}; delete the line"
                     )
-                file = find_sample(self.folder, *sample.key)
-                if file is not None and is_whole(file):
+                if find_sample(self.folder, *sample.key) is not None:
                     found[sample.key] = sample
         return found
 

@@ -7,6 +7,7 @@ answered yes.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 
 from mmspec.documents import one_line
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.inputs import read_text
 from mmspec.metrics.extractors.questions import VisualQuestions
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import MeanMetric, SampleBatch
@@ -51,7 +53,7 @@ def read_questions(path: Path) -> dict[str, Questions]:
     """
     found: dict[str, Questions] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with io.StringIO(read_text(path, "--dpg"), newline="") as file:
             for n, row in enumerate(csv.DictReader(file)):
                 if n == 0:
                     continue

@@ -17,6 +17,7 @@ from mmspec.cli.options import Device, Drafter, Json, Model
 from mmspec.cli.output_paths import OPTION, check_folder, read_output
 from mmspec.cli.pipelines import load_audio_pipeline, load_pipeline, without_bars
 from mmspec.errors import ArgumentError, unknown_name
+from mmspec.inputs import open_regular
 
 if TYPE_CHECKING:
     from mmspec.training.trainer import CurvePoint
@@ -275,7 +276,8 @@ def speech_options(
         given["config"] = dict(options)
     if voice_file is not None:
         try:
-            given["voice_file"] = hashlib.sha256(voice_file.read_bytes()).hexdigest()
+            with open_regular(voice_file) as file:
+                given["voice_file"] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise ArgumentError(f"--voice-file: cannot read '{voice_file}': {error.strerror}") from None
     if voice_text is not None:

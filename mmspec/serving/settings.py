@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmspec.errors import ArgumentError
+from mmspec.inputs import read_text
 
 KEYS = "MMSPEC_API_KEYS"  # the environment variable
 SHORTEST_KEY = 8
@@ -53,11 +54,7 @@ def read_api_keys(file: Path | None) -> tuple[str, ...]:
     """
     keys = os.environ.get(KEYS, "").split(",")
     if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ArgumentError(f"--api-key-file: cannot read '{file}': {reason}") from None
+        lines = read_text(file, "--api-key-file").splitlines()
         if not any(line.strip() for line in lines):
             raise ArgumentError(f"--api-key-file: '{file}' has no keys; write one per line")
         keys += lines

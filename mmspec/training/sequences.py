@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mmspec.documents import read_json
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.fingerprint import fingerprint
@@ -101,7 +102,7 @@ def difference(file: Path, origin: Mapping[str, Any]) -> str:
     Raises:
         OSError, ValueError: If the file cannot be read.
     """
-    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored = read_json(file, OUTPUT)
     if not isinstance(stored, dict) or {**stored, "model": origin["model"]} != origin:
         return "other prompts, another seed, temperature or guidance, or other options of a speech model"
     return "" if stored.get("model", origin["model"]) == origin["model"] else "another model"

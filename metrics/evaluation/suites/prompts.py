@@ -24,6 +24,7 @@ from typing import Any
 from mmspec import limits
 from mmspec.documents import parse_json, read_json
 from mmspec.errors import ArgumentError
+from mmspec.inputs import read_text
 from mmspec.metrics.evaluation.suites.suite import PromptFile, Suite
 from mmspec.metrics.prompts import read_prompts
 
@@ -138,7 +139,4 @@ def _first_captions(value: Any, path: Path) -> Iterator[str]:
 
 
 def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(limits.FILE_BYTES.value + 1)
-    limits.FILE_BYTES.check(f"--prompts: '{path}'", len(content))
-    return content.decode("utf-8-sig")
+    return read_text(path, "--prompts")
