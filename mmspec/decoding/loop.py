@@ -1,6 +1,6 @@
 """The draft-and-verify loop, which every recipe and every kind of token runs through.
 
-A `RunningBatch` takes one window at a time; `decode` runs it to the end.
+A `RunningBatch` takes one window at a time; its `run` goes on to the end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch import Tensor
 from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict, following_width, open_following, parts_ahead
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.captured import CapturedWindows, capture_windows
+from mmspec.decoding.rows import can_join, join_rows
 from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
-from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import Step
+from mmspec.decoding.stats import Meter, Stats
+from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
 from mmspec.decoding.window_policy import Committed, WindowPolicy
 from mmspec.sampling.acceptance import Accept, FeatureRule
@@ -29,38 +30,16 @@ from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import JoinableSampler, Sampler, join_samplers
 
-OnStep = Callable[[Step], None]
 
-
-class TracksBatch(Protocol):
-    """The methods that chain and tree drafters share."""
+class Observer(Protocol):
+    """What chain and tree drafters share. Values per row are named in `ROWS`; see `mmspec.decoding.rows`."""
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         """Called after verification, before the batch advances: `state` still ends where the window began."""
         ...
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        ...
 
-
-@runtime_checkable
-class JoinableDrafter(Protocol):
-    """A drafter that takes in the rows of another drafter of the same recipe."""
-
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """Takes in the rows of `other`, which must not be used any more. Every row has a token, and no window is open.
-
-        Args:
-            other: A drafter that the same builder has made.
-            row_ids: Row i of it becomes row `row_ids[i]`, in the place of a finished row, or is appended.
-            state: The batch, before the rows have joined it.
-            other_state: The batch of `other`.
-        """
-        ...
-
-
-class Drafter(TracksBatch, Protocol):
+class Drafter(Observer, Protocol):
     """Proposes a chain of draft tokens, independently of the target and the acceptance rule."""
 
     @property
@@ -128,6 +107,11 @@ class RunningBatch:
         on_step: Called after every target call. An exception in it ends the loop.
         window_step: Decodes one window; None for `decode_window`.
         clock: Returns the current time in seconds.
+
+    Attributes:
+        first_tokens: The number of tokens of each row that `start` samples without drafts, at least 1. Plain decoding
+            samples as many as one step may have.
+        complete_stats: Adds to the statistics what the sampler has counted; None for discrete tokens.
     """
 
     def __init__(
@@ -153,6 +137,8 @@ class RunningBatch:
         self._window_step: WindowStep = window_step or decode_window
         self._clock = clock
         self._policy, self._most_steps, self._rows = policy, sys.maxsize, len(state.ids)
+        self.first_tokens = 1
+        self.complete_stats: Callable[[Stats], Stats] | None = None
         self._opened: OpenedWindow | None = None  # the next window, where its call was launched ahead
         # Windows in a row that could have been captured, with the rows and the width of the latest one.
         self._alike, self._like = 0, (state.ids, 0)
@@ -167,20 +153,33 @@ class RunningBatch:
         """Calls of the drafter's own model."""
         return 0 if self.drafter is None else int(self.drafter.calls)
 
+    def stats(self) -> Stats:
+        """The statistics so far."""
+        stats = self.meter.stats(self.draft_calls, self.state.truncated)
+        return stats if self.complete_stats is None else self.complete_stats(stats)
+
     def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:
         """Sets the policy of the next windows, which is for the rows that are running now.
 
         Args:
             policy: The policy; None for the one so far.
-            most_steps: The largest number of single steps in one `step`; None for any number.
+            most_steps: The largest number of single steps in one `step`; None for that so far, at first any number.
         """
         self._rows = len(self.state.running())
-        if policy is not None:
-            self._policy, self._most_steps = policy, most_steps or sys.maxsize
+        self._policy, self._most_steps = policy or self._policy, most_steps or self._most_steps
 
-    def start(self, count: int = 1) -> bool:
-        """Reads the prompts and samples the first `count` tokens of each row; returns whether any row is running."""
-        return self._steps(count)
+    def start(self) -> bool:
+        """Reads the prompts and samples the first tokens of each row; returns whether any row is running."""
+        plain = min(self._most_steps, self.state.layout.length)
+        return self._steps(plain if self.drafter is None else self.first_tokens)
+
+    def run(self) -> None:
+        """Decodes until every row is finished."""
+        with torch.inference_mode():
+            running = self.start()
+            while running:
+                running = self.step()
+        self.meter.clock.lap("other")
 
     def step(self) -> bool:
         """Decodes one window, or the single steps that the policy takes instead; returns whether any row is running."""
@@ -317,8 +316,9 @@ class RunningBatch:
         )
         if not (same and optional and isinstance(self.target, JoinableTarget)):
             return False
-        drafter = self.drafter is None or isinstance(self.drafter, JoinableDrafter)
-        return drafter and isinstance(self.sampler, JoinableSampler) and self.target.can_join(other.target)
+        if not isinstance(self.sampler, JoinableSampler):
+            return False
+        return self.target.can_join(other.target) and can_join(self.drafter, other.drafter)
 
     def join(self, other: RunningBatch) -> list[int]:
         """Takes in the running rows of another batch, which must not be used any more.
@@ -335,47 +335,13 @@ class RunningBatch:
         row_ids = self.state.places(len(other.state.ids))
         assert isinstance(self.target, JoinableTarget)
         if self.drafter is not None:
-            self.drafter.join(other.drafter, row_ids, self.state, other.state)
+            join_rows(self.drafter, other.drafter, row_ids, self.state, other.state)
         self.target.join(other.target, row_ids)
         join_samplers(self.sampler, other.sampler, row_ids)
         theirs = other.state.ids.tolist()
         self.state.join(other.state, row_ids)
         self.meter.join(other.meter, self.state.ids[row_ids].tolist(), theirs)
         return row_ids
-
-
-def decode(
-    target: Target,
-    drafter: TracksBatch,
-    rule: Accept,
-    sampler: Sampler,
-    state: BatchState,
-    policy: WindowPolicy,
-    meter: Meter,
-    on_step: OnStep | None,
-    window_step: WindowStep | None = None,
-    plain_tokens: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
-) -> None:
-    """Drafts and verifies until every row is finished; see `RunningBatch`.
-
-    Args:
-        target: As in `RunningBatch`; the other arguments too.
-        drafter: See there.
-        rule: See there.
-        sampler: See there.
-        state: See there.
-        policy: See there.
-        meter: See there.
-        on_step: See there.
-        window_step: See there.
-        plain_tokens: Tokens of each row, 1 or more, that the target samples without drafts at the beginning.
-        clock: See there.
-    """
-    batch = RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, window_step, clock)
-    running = batch.start(plain_tokens)
-    while running:
-        running = batch.step()
 
 
 def decode_window(

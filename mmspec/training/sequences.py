@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.documents import read_json
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.fingerprint import fingerprint
 from mmspec.folders import inside, replacing_inside

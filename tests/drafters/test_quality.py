@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.continuous.jacobi import LatentJacobi
 from mmspec.continuous.sampler import LatentSampler
 from mmspec.decoding.adaptive_branching import FixedBranching
@@ -25,7 +26,6 @@ from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.tree.dyspec import DySpecDrafter
 from mmspec.drafters.tree.eagle2 import DynamicTreeDrafter
 from mmspec.drafters.tree.specinfer import DISTINCT, StaticTreeDrafter
-from mmspec.engine import run
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
@@ -177,10 +177,6 @@ class Markov:
         return self.table[tokens]
 
     def observe(self, verdict: Any, state: BatchState) -> None: ...
-
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None: ...
-
-    def select_rows(self, row_ids: list[int]) -> None: ...
 
 
 def markov(seed: int) -> tuple[Markov, BatchState]:

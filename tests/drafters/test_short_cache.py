@@ -12,6 +12,7 @@ import torch
 from tiny_targets import causal
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import WindowSlots
 from mmspec.decoding.layout import Layout
@@ -19,7 +20,6 @@ from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.short_cache import ShortCacheRunner
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
@@ -125,7 +125,12 @@ def test_the_small_model_of_a_cascade_reads_every_token(steps: int, monkeypatch:
             return super().forward(tokens, at, early_exit)
 
     start = RunningBatch.start
-    monkeypatch.setattr(RunningBatch, "start", lambda batch, count: start(batch, count + steps))
+
+    def start_later(batch: RunningBatch) -> bool:
+        batch.first_tokens += steps
+        return start(batch)
+
+    monkeypatch.setattr(RunningBatch, "start", start_later)
     resources = DraftResources(draft_model=lambda: Small(1, 2, N, 5))
     for seed in range(12):
         reached = np.zeros(1, dtype=np.int64)

@@ -12,19 +12,17 @@ from mmspec.vision.hf.image_adapter import DecodingJob, ImageAdapter
 from mmspec.vision.previews import complete
 
 
-def new_tokens(sequences: Tensor, job: DecodingJob) -> Tensor:
-    """The new tokens int64 [B, length] of the result of `generate`, which has the prompts in front or not.
+def check_whole(codes: Tensor, job: DecodingJob) -> None:
+    """Checks that images, int64 [B, n], have all their codes.
 
     Raises:
-        ModelError: If an image has ended early.
+        ModelError: If one has ended early.
     """
-    prompt = job.arguments["input_ids"].shape[1]
-    if sequences.shape[1] not in (job.length, prompt + job.length):
+    if codes.shape[1] < len(job.image):
         raise ModelError(
             "the model ended its images early, by an end-of-sequence id; model.generation_config.eos_token_id must not "
             "be a code of an image"
         )
-    return sequences[:, -job.length :]
 
 
 def codes_so_far(adapter: ImageAdapter, job: DecodingJob, step: Step) -> Tensor:

@@ -21,9 +21,9 @@ from mmspec.audio.latents.row_limits import cut_rows
 from mmspec.audio.models.pocket.decoding import FRAMES_AFTER_EOS, INPUTS, check_sibling, prepare_frames, sample_frames
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.batching.run import Decoded
 from mmspec.continuous.prepared import PreparedLatents
-from mmspec.decoding.loop import OnStep
-from mmspec.engine import Decoded
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.inputs import check_regular
 from mmspec.recipes import Recipe
