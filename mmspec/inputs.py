@@ -6,14 +6,15 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, AnyStr, BinaryIO
+from typing import IO, AnyStr
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Opens a regular file for reading; links to one are followed.
 
     It does not wait for the writer of a FIFO. Callers that catch `OSError` of `Path.open` need no change.
