@@ -105,7 +105,7 @@ class Engine:
         self._groups: list[Group] = []
         self._retries: list[list[Row]] = []  # rows of batches that failed, to be decoded in smaller ones
         self._totals = Totals()
-        self._interrupt: Exception | None = None  # raised by a signal handler in a step
+        self._handler_error: Exception | None = None  # raised by a signal handler in a step
         self._kept: list[RequestOutput] = []  # of the step that it interrupted
 
     @property
@@ -207,8 +207,8 @@ class Engine:
             for group in list(self._groups):
                 if not group.running:  # its requests have ended with an error of their rows in another batch
                     outputs += self._collect(group)
-            if self._interrupt is not None:
-                self._kept, interrupt, self._interrupt = outputs, self._interrupt, None
+            if self._handler_error is not None:
+                self._kept, interrupt, self._handler_error = outputs, self._handler_error, None
                 raise interrupt
             return outputs
         finally:
@@ -418,7 +418,7 @@ class Engine:
         rows = [row for row in rows if not row.progress.done]
         interrupted = raised_by_handler(error)
         if interrupted:
-            self._interrupt = error
+            self._handler_error = error
         elif len(rows) == 1:
             return [self._end(rows[0].progress, "error", error)]
         half = len(rows) if interrupted else -(-len(rows) // 2)

@@ -44,7 +44,7 @@ def test_a_full_disk_leaves_what_the_next_run_continues(
         folder, calls = tmp_path / str(first), 0
         folder.mkdir()
 
-        def full(own: Any) -> Any:
+        def full(own: Any, first: int = first) -> Any:
             def call(*args: Any, **options: Any) -> Any:
                 nonlocal calls
                 calls += 1
