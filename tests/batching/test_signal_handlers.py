@@ -32,7 +32,11 @@ def stop(*_: Any) -> None:
 @pytest.fixture
 def set_handler() -> Iterator[Callable[[Any], None]]:
     before = signal.getsignal(signal.SIGUSR1)
-    yield lambda handler: signal.signal(signal.SIGUSR1, handler)
+
+    def change(handler: Any) -> None:
+        signal.signal(signal.SIGUSR1, handler)
+
+    yield change
     signal.signal(signal.SIGUSR1, before)
 
 
