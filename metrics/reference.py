@@ -19,6 +19,7 @@ import numpy as np
 from mmspec.documents import one_line
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
+from mmspec.inputs import open_regular
 from mmspec.metrics.features import Features, as_features
 from mmspec.metrics.gaussian import Gaussian, fit
 
@@ -79,7 +80,7 @@ def load_reference(path: Path, extractor: str = "") -> Reference:
         ArgumentError: If the file cannot be read, lacks `mu` or `sigma`, or comes from another extractor.
     """
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with open_regular(path) as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {key: file[key] for key in ("mu", "sigma", "count", "extractor", "features") if key in file}
     # Broken archives raise errors of several modules; a file without pickles that is no archive is an array.
     except (OSError, ValueError, EOFError, TypeError, AttributeError, MemoryError, *_BROKEN) as error:

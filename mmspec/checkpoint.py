@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmspec.errors import MMSpecError, ModelError
+from mmspec.inputs import check_regular, open_regular
 
 _LISTED = 6  # names in a message
 # Tensors of a pickle may share their memory, as tied embeddings do, but not without bounds.
@@ -42,6 +43,7 @@ def read_weights(file: Path, what: str) -> Any:
     """
     named = f"{what} {str(file)!r}"
     try:
+        check_regular(file)
         if file.suffix == ".safetensors":
             return load_file(file)
         if zipfile.is_zipfile(file):
@@ -111,10 +113,11 @@ def read_header(file: Path, what: str) -> dict[str, Tensor]:
     if file.suffix != ".safetensors":
         return read_tensors(file, what)
     try:
+        check_regular(file)
         # Opening the file checks that its tensors cover it exactly.
         with safe_open(file, framework="pt"):
             pass
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         return {
             name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")

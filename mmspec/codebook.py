@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.files import replacing
+from mmspec.folders import replacing_inside
 
 _CHUNK = 2**24  # distances computed at a time: 64 MiB
 _MIN_CACHED = 2**22  # number of distances from which on a table is cached on disk
@@ -173,7 +173,7 @@ def _load_or_compute(codebook: Codebook, key: str, compute: Callable[[], Tensor]
         table = compute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial:
+        with replacing_inside(folder, path.name) as partial:
             save_file({"table": table.cpu().contiguous()}, partial)
     except (OSError, ArgumentError):
         pass  # without a writable cache only time is lost

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmspec import limits
+from mmspec.code_settings import without_code
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.inputs import read_bytes
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -23,22 +25,22 @@ def read_json(path: Path, argument: str) -> Any:
     Raises:
         ArgumentError: If the file cannot be read, is no JSON, or exceeds `limits.FILE_BYTES` or `limits.DEPTH`.
     """
-    return parse_json(_read(path, argument), f"{argument}: '{path}'")
+    return parse_json(read_bytes(path, argument), f"{argument}: '{path}'")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model.
+    """The JSON object in a file of a model, without what would choose code; see `mmspec.code_settings`.
 
     Raises:
         ModelError: If there is no file, or it contains something else, or exceeds a limit.
     """
     try:
-        found = parse_json(_read(file, "file"), f"'{file}'")
+        found = parse_json(read_bytes(file, "file"), f"'{file}'")
     except ArgumentError as error:
         raise ModelError(str(error).removeprefix("file: ")) from None
     if not isinstance(found, dict):
         raise ModelError(f"'{file}' must contain a JSON object, not a {type(found).__name__}")
-    return found
+    return without_code(found)
 
 
 def parse_json(text: str | bytes, name: str) -> Any:
@@ -91,7 +93,7 @@ def read_yaml(path: Path, argument: str) -> Any:
         ArgumentError: If the file cannot be read, is no YAML of plain values, or exceeds `limits.FILE_BYTES` or
             `limits.DEPTH`.
     """
-    return parse_yaml(_read(path, argument), f"{argument}: '{path}'", f"{argument}: cannot read '{path}'")
+    return parse_yaml(read_bytes(path, argument), f"{argument}: '{path}'", f"{argument}: cannot read '{path}'")
 
 
 def parse_yaml(text: str | bytes, name: str, unreadable: str) -> Any:
@@ -138,16 +140,6 @@ def first_error(error: ValidationError) -> str:
     where = ".".join(map(str, first["loc"]))
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{where + ': ' if where else ''}{first['msg']}{more}"
-
-
-def _read(path: Path, argument: str) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(limits.FILE_BYTES.value + 1)  # not by its size: a device or a pipe has none
-    except OSError as error:
-        raise ArgumentError(f"{argument}: cannot read '{path}': {error.strerror or error}") from error
-    limits.FILE_BYTES.check(f"{argument}: '{path}'", len(content))
-    return content
 
 
 def _too_deep(name: str) -> str:

@@ -35,7 +35,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: If the file cannot be written (disk full, no permission).
     """
-    with _writing(path):
+    with writing(path):
         target = path if path == STDOUT else _followed(path)
         if is_stream(target):
             with tempfile.TemporaryDirectory(prefix="mmspec-") as folder:
@@ -44,7 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 _send(partial, target)
             return
         target.parent.mkdir(exist_ok=True)
-        partial = _partial(target)
+        partial = temporary_path(target)
         try:
             yield partial
             os.replace(partial, target)
@@ -62,9 +62,9 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: If a file cannot be written.
     """
-    with _writing(path):
+    with writing(path):
         target = _followed(path)
-        partial = _partial(target)
+        partial = temporary_path(target)
         try:
             partial.mkdir()
             yield partial
@@ -73,10 +73,12 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 return
             for file in sorted(partial.rglob("*")):
                 moved = target / file.relative_to(partial)
-                if file.is_dir():
-                    moved.mkdir(exist_ok=True)
-                else:
+                if not file.is_dir():
                     os.replace(file, moved)
+                elif moved.is_symlink():
+                    raise OutputError(f"cannot write '{moved}': it is a link, not a folder; remove it")
+                else:
+                    moved.mkdir(exist_ok=True)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -137,7 +139,8 @@ def failed_write(error: BaseException) -> bool:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
+    """Turns errors of writing a path in the block into an `OutputError`."""
     try:
         yield
     except (OutputError, BrokenPipeError):
@@ -154,13 +157,15 @@ def _followed(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
-def _partial(target: Path) -> Path:
-    """A path for a temporary file or folder beside `target`; those of dead processes are deleted first."""
+def temporary_path(target: Path) -> Path:
+    """A free path for a temporary file or folder beside `target`; those of dead processes are deleted first."""
     folder = target.parent
     if folder not in _swept:
         _swept.add(folder)
         _sweep(folder)
-    return folder / f".mmspec-{_HOST}-{os.getpid()}-{threading.get_ident()}.part"
+    partial = folder / f".mmspec-{_HOST}-{os.getpid()}-{threading.get_ident()}.part"
+    partial.unlink(missing_ok=True)  # a link of this name would be followed
+    return partial
 
 
 def _sweep(folder: Path) -> None:

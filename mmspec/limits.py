@@ -80,9 +80,11 @@ IMAGES = Limit("MMSPEC_MAX_IMAGES", 10, "images of one request")
 STORED_BYTES = Limit("MMSPEC_MAX_STORED_BYTES", 2**26, "bytes of images that the server keeps for their addresses")
 RECEIVE_SECONDS = Limit("MMSPEC_MAX_RECEIVE_SECONDS", 30, "seconds until a request has arrived")
 STALL_SECONDS = Limit("MMSPEC_MAX_STALL_SECONDS", 60, "seconds in which a client reads nothing of a response")
+STEP_SECONDS = Limit("MMSPEC_MAX_STEP_SECONDS", 600, "seconds without a step of a busy model until `/health` is red")
 
 LIMITS = (
     OUTPUTS, RECIPES, SEEDS, SAMPLES, TEXT, PIXELS, VOICE_SECONDS, AUDIO_SECONDS, THREADS, LOGITS, FILE_BYTES, DEPTH,
     CONNECTIONS, BODY_BYTES, INPUT, IMAGES, STORED_BYTES, RECEIVE_SECONDS, STALL_SECONDS,
+    STEP_SECONDS,
 )  # fmt: skip
 """All limits, for the documentation and its test."""

@@ -12,6 +12,7 @@ from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_mean, unknown_name
 from mmspec.hub.published import refuse_infinity, refuse_layout, refuse_original
 from mmspec.importing import resolve
+from mmspec.inputs import check_files
 from mmspec.registry import Info, plugins
 from mmspec.versions import warn_untested
 
@@ -241,6 +242,7 @@ def load_model(
     elif revision is not None:
         raise ArgumentError(f"revision={revision!r} was given, but {model!r} is not a Hub id; leave it out")
     if model not in known:
+        check_files(path, f"model={model!r}")
         from mmspec.audio import load as audio
         from mmspec.hf.folder import architecture
         from mmspec.vision.cosmos_ar.checkpoint import from_checkpoints as from_cosmos
@@ -348,6 +350,7 @@ def add_drafter(pipe: Any, drafter: str | Path) -> None:
         raise ArgumentError(
             f"drafter={str(drafter)!r} is not a folder or Hub id; name a folder that `mmspec train-drafter` wrote"
         )
+    check_files(path, f"drafter={str(drafter)!r}")
     if not hasattr(pipe, "add_drafter"):
         raise ArgumentError(f"drafter={str(drafter)!r} was given, but a {type(pipe).__name__} does not take drafters")
     pipe.add_drafter(path)
@@ -372,6 +375,7 @@ def local_file(tokenizer: str | None) -> Path | None:
     path = Path(tokenizer) if exists(Path(tokenizer)) else hub.fetch(tokenizer)
     if path is None:
         raise ArgumentError(f"tokenizer={tokenizer!r} does not exist")
+    check_files(path, f"tokenizer={tokenizer!r}")
     return path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mmspec.errors import ArgumentError
@@ -39,7 +39,8 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
         raise ArgumentError(f"{argument}: cannot lock '{folder}': {reason}; name another folder") from error
     try:
         for left in folder.rglob(_PARTIAL):
-            left.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder, a file of another user
+                left.unlink(missing_ok=True)
         yield
     finally:
         lock.release()

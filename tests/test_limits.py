@@ -91,7 +91,7 @@ def test_json_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         parse_json(b"\xff\xfe", "line 3")
     monkeypatch.setenv("MMSPEC_MAX_FILE_BYTES", "10")
     path.write_text("[1, 2, 3, 4]")
-    with pytest.raises(ArgumentError, match="11 bytes of one JSON or YAML file exceed the limit of 10"):
+    with pytest.raises(ArgumentError, match="12 bytes of one JSON or YAML file exceed the limit of 10"):
         read_json(path, "--config")
     with pytest.raises(ArgumentError, match="--config: cannot read '.*': No such file"):
         read_json(tmp_path / "none.json", "--config")

@@ -25,12 +25,13 @@ import mmspec
 # From the lowest; a room imports rooms of lower layers only.
 LAYERS = (
     ("mmspec.errors",),
+    ("mmspec.files", "mmspec.limits", "mmspec.code_settings"),
+    ("mmspec.inputs",),
+    ("mmspec.folders", "mmspec.documents"),
     (
         "mmspec.importing",
         "mmspec.knobs",
-        "mmspec.files",
         "mmspec.hub",
-        "mmspec.limits",
         "mmspec.checkpoint",
         "mmspec.arguments",
         "mmspec.fingerprint",
@@ -40,7 +41,7 @@ LAYERS = (
         "mmspec.setup_work",
         "mmspec.versions",
     ),
-    ("mmspec.documents", "mmspec.locks"),
+    ("mmspec.locks",),
     ("mmspec.media",),
     ("mmspec.kernels",),
     ("mmspec.sampling",),

@@ -7,7 +7,6 @@ modules of torch; each has a subclass that is also a `diffusers.ModelMixin`, for
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from functools import wraps
 from itertools import chain
@@ -19,7 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from mmspec.documents import read_object
 from mmspec.errors import ModelError
+from mmspec.inputs import check_regular
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 
@@ -88,8 +89,9 @@ class Component(nn.Module):
         """
         folder = Path(folder)
         try:
-            config = json.loads((folder / "config.json").read_bytes())
+            config = read_object(folder / "config.json")
             module = cls(**{name: value for name, value in config.items() if not name.startswith("_")}).to(dtype)
+            check_regular(folder / WEIGHTS_NAME)
             module.load_state_dict(load_file(folder / WEIGHTS_NAME))
         except (OSError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())

@@ -18,7 +18,7 @@ from mmspec.checkpoint import building, describe
 from mmspec.documents import read_object
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, did_you_mean
 from mmspec.hf.adapters import GENERATE_ADAPTERS
-from mmspec.hf.folder import LOAD_ERRORS, load_model
+from mmspec.hf.folder import LOAD_ERRORS, check_processor, load_model
 from mmspec.vision.amused.pipeline import AmusedPipeline
 from mmspec.vision.cosmos_ar.pipeline import CosmosPipeline, check_tokenizer
 from mmspec.vision.cosmos_ar.tokenizer import load_video_tokenizer
@@ -160,9 +160,10 @@ def component(folder: Path, part: str, entry: tuple[str, str], dtype: torch.dtyp
     if home == "transformers" and name in MODELS and name != XOMNI:
         return load_model(where, "cpu", dtype, name)
     if home == "transformers" and name in PROCESSORS and hasattr(transformers, name):
+        check_processor(where)
         try:
             return getattr(transformers, name).from_pretrained(where, trust_remote_code=False)
-        except (*LOAD_ERRORS, ImportError) as error:
+        except LOAD_ERRORS as error:
             raise ModelError(f"{part} {str(where)!r} cannot be loaded: {describe(error)}") from None
     raise ModelError(
         f"model {str(folder)!r}: model_index.json names {library}.{name} as its {part}, which mmspec does not load; "

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmspec.documents import read_yaml
 from mmspec.errors import ArgumentError, UnknownNameError, did_you_mean
-from mmspec.files import replacing
+from mmspec.folders import replacing_inside
 from mmspec.locks import is_own_file, locked
 from mmspec.metrics.extractors.registry import EXTRACTORS
 from mmspec.metrics.registry import find_metric
@@ -217,7 +217,7 @@ def open_folder(folder: Path, config: EvalConfig) -> Iterator[None]:
         raise ArgumentError(f"-o/--output: cannot write '{folder}': {error.strerror or error}") from error
     with locked(folder, "-o/--output"):
         check_folder(folder, config)  # what another process may have written since
-        with replacing(folder / FILE) as partial:
+        with replacing_inside(folder, FILE) as partial:
             partial.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
         yield
 

@@ -16,6 +16,7 @@ from mmspec.bulk.rows import row_stats
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import Step
 from mmspec.distributed import ProcessGroup
+from mmspec.folders import make_folder
 from mmspec.metrics.bench.pipe import Pipe
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord, sample_path
@@ -205,6 +206,8 @@ def _write(folder: Path, group: Sequence[Key], call: _PipelineCall) -> list[Samp
     Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
     """
     samples = _records(group, call)
+    for sample in samples:
+        make_folder(folder, Path(sample.file).parent)
 
     def write(medium: Medium, sample: SampleRecord) -> None:
         notes = {"prompt": sample.prompt, "seed": str(sample.drawn), "recipe": sample.recipe}

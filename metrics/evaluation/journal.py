@@ -121,6 +121,6 @@ class Journal:
         """Appends a line per sample and waits until they are on the disk.
 
         Raises:
-            ArgumentError: If the file cannot be written.
+            OutputError: If the file cannot be written.
         """
         self.own.append(samples)

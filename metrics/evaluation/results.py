@@ -12,7 +12,7 @@ from typing import Any
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
-from mmspec.files import replacing
+from mmspec.folders import open_inside, replacing_inside
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.evaluate import EvaluationResult
 from mmspec.metrics.evaluation.schema import SCHEMA_VERSION, read_record
@@ -41,14 +41,14 @@ def record_of(
 
 def write_results(record: Record, folder: Path) -> None:
     """Writes results.json and results.csv, each atomically, next to the samples."""
-    with replacing(folder / FILE) as partial:
+    with replacing_inside(folder, FILE) as partial:
         partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     write_csv(record, folder)
 
 
 def write_csv(record: Record, folder: Path) -> None:
     """Writes results.csv atomically."""
-    with replacing(folder / CSV_FILE) as partial:
+    with replacing_inside(folder, CSV_FILE) as partial:
         partial.write_text(as_csv(record["rows"], record["config"]["batch"]), encoding="utf-8")
 
 
@@ -60,7 +60,7 @@ def read_results(folder: Path) -> Record:
     """
     path = folder / FILE
     try:
-        with path.open("rb") as file:
+        with open_inside(path) as file:
             content = file.read(limits.FILE_BYTES.value + 1)
     except OSError as error:
         raise ArgumentError(f"'{folder}' holds no results of `mmspec eval` that can be read: {error}") from error

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from mmspec import limits
 from mmspec.documents import first_error
 from mmspec.errors import ArgumentError
-from mmspec.files import replacing
+from mmspec.folders import open_inside, replacing_inside
 from mmspec.metrics.values import Count, Real
 
 FILE = "scores.json"
@@ -51,7 +51,7 @@ class SampleScores:
 
 def write_scores(scores: SampleScores, folder: Path) -> None:
     """Writes scores.json atomically, next to results.json."""
-    with replacing(folder / FILE) as partial:
+    with replacing_inside(folder, FILE) as partial:
         partial.write_text(json.dumps(asdict(scores), allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -63,7 +63,7 @@ def read_scores(folder: Path) -> SampleScores | None:
     """
     path = folder / FILE
     try:
-        with path.open("rb") as file:
+        with open_inside(path) as file:
             content = file.read(limits.FILE_BYTES.value + 1)
     except FileNotFoundError:
         return None

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from mmspec.checkpoint import building, check_tensors, describe, read_tensors, sizes_of
 from mmspec.documents import one_line
 from mmspec.errors import ModelError
-from mmspec.hf.folder import LOAD_ERRORS
+from mmspec.hf.folder import LOAD_ERRORS, read_config
+from mmspec.inputs import read_text
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.pretrained import load_pretrained
@@ -48,7 +49,7 @@ class HPSv3:
     name = "hpsv3"
 
     def __init__(self, where: str, device: str = "cpu") -> None:
-        from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLModel
+        from transformers import AutoTokenizer, Qwen2VLModel
 
         folder = Path(where)
         for file in (WEIGHTS, INSTRUCTIONS):
@@ -60,8 +61,8 @@ class HPSv3:
         self.instruction, self.question = read_instruction(folder / INSTRUCTIONS)
         self.tokenizer = load_pretrained(AutoTokenizer, where, self.name)
         self.tokenizer.add_special_tokens({"additional_special_tokens": [REWARD]})
-        config = load_pretrained(Qwen2VLConfig, where, self.name)
         what, tensors, head = f"model {str(folder / WEIGHTS)!r}", {}, {}
+        config = read_config(Qwen2VLModel, folder, what)
         for name, value in read_tensors(folder / WEIGHTS, "model").items():
             if name.startswith(_HEAD):
                 head[name.removeprefix(_HEAD)] = value.float()
@@ -142,7 +143,7 @@ def read_instruction(file: Path) -> tuple[str, str]:
     """
     found: dict[str, str] = {}
     try:
-        for line in ast.parse(file.read_text(encoding="utf-8")).body:
+        for line in ast.parse(read_text(file, "file")).body:
             if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
                 value = line.value
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmspec.errors import ModelError
+from mmspec.inputs import read_bytes
 
 Weights = dict[str, NDArray[np.float32]]
 _FLOAT = 1
@@ -67,7 +68,7 @@ def state_dict(path: Path) -> dict[str, torch.Tensor]:
         ModelError: If the file is not a graph, or lacks weights.
     """
     try:
-        weights = read_constants(path.read_bytes())
+        weights = read_constants(read_bytes(path, "--inception"))
         found: dict[str, torch.Tensor] = {}
         for theirs, ours in convolutions().items():
             kernel = torch.from_numpy(weights[f"{theirs}/conv2d_params"])  # [height, width, in, out]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import isdir
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -14,6 +15,9 @@ from transformers import PreTrainedModel
 
 from mmspec.documents import one_line
 from mmspec.errors import ModelError
+from mmspec.hf.folder import check_processor, read_config
+from mmspec.hub import fetch_if_there
+from mmspec.inputs import check_files
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
 
@@ -65,8 +69,16 @@ def load_pretrained(kind: Any, where: str, extractor: str) -> Any:
         ModelError: If nothing can be loaded, or a model's tensors are incomplete.
     """
     is_model = issubclass(kind, PreTrainedModel)
-    options = {"output_loading_info": True} if is_model else {}
+    options: dict[str, Any] = {}
     try:
+        if isdir(where):
+            check_files(Path(where), extractor)
+            check_processor(Path(where))
+        if is_model:
+            file = Path(where) / "config.json" if isdir(where) else fetch_if_there(where, "config.json")
+            if file is not None and file.is_file():
+                options["config"] = read_config(kind, file.parent, repr(where))
+            options["output_loading_info"] = True
         found = kind.from_pretrained(where, trust_remote_code=False, **options)
     # Files of unknown origin make the loaders raise nearly anything.
     except Exception as error:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from io import BytesIO
 from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
 
-from mmspec.files import replacing
 from mmspec.metrics.report.markup import Element, drawing, style
 from mmspec.metrics.report.style import COLORS
 
@@ -109,13 +108,13 @@ class Canvas:
             _paint(pen, part, factor)
         return shown.resize((self.width, self.height), Image.Resampling.LANCZOS)
 
-    def write(self, path: Path) -> None:
-        """Writes the file atomically: a PNG if its name ends so, else an SVG."""
-        with replacing(path) as partial:
-            if path.suffix.lower() == ".png":
-                self.png().save(partial, format="PNG", optimize=True)
-            else:
-                partial.write_text(self.svg(), encoding="utf-8")
+    def encode(self, suffix: str) -> bytes:
+        """The content of a file: of a PNG for the suffix `.png`, else of an SVG."""
+        if suffix.lower() != ".png":
+            return self.svg().encode()
+        data = BytesIO()
+        self.png().save(data, format="PNG", optimize=True)
+        return data.getvalue()
 
 
 def _sheet(colors: dict[str, str]) -> str:

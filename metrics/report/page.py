@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmspec.files import replacing
+from mmspec.folders import replacing_inside
 from mmspec.metrics.report.curves import charts
 from mmspec.metrics.report.differences import differences
 from mmspec.metrics.report.drafts import drafts
@@ -35,14 +35,9 @@ def script() -> str:
 
 def write_report(record: Record, folder: Path) -> Path:
     """Writes the self-contained page of a results folder and returns its path."""
-    return write_page([ReportRun("", record, folder)], folder / FILE)
-
-
-def write_page(runs: Sequence[ReportRun], path: Path) -> Path:
-    """Writes the page of several runs and returns its path."""
-    with replacing(path) as partial:
-        partial.write_text(page(runs), encoding="utf-8")
-    return path
+    with replacing_inside(folder, FILE) as partial:
+        partial.write_text(page([ReportRun("", record, folder)]), encoding="utf-8")
+    return folder / FILE
 
 
 def page(runs: Sequence[ReportRun], notice: Children = None) -> str:

@@ -16,6 +16,7 @@ from mmspec.arguments import check_integer, shown
 from mmspec.batching.fair_queue import FairQueue
 from mmspec.batching.group import Group, Progress, Row, start_group
 from mmspec.batching.request import EnginePipeline, FinishReason, PreparedRequest, Request, RequestOutput
+from mmspec.batching.signal_handlers import raised_by_handler
 from mmspec.batching.stats import EngineStats
 from mmspec.batching.totals import Totals
 from mmspec.decoding.stats import PARTS, RowStats, Stats
@@ -104,12 +105,14 @@ class Engine:
         self._groups: list[Group] = []
         self._retries: list[list[Row]] = []  # rows of batches that failed, to be decoded in smaller ones
         self._totals = Totals()
+        self._handler_error: Exception | None = None  # raised by a signal handler in a step
+        self._kept: list[RequestOutput] = []  # of the step that it interrupted
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a request is waiting or running."""
+        """Whether a request is waiting or running, or has outputs that no step has returned yet."""
         with self._lock:
-            return bool(self._requests)
+            return bool(self._requests or self._kept)
 
     def add(
         self,
@@ -190,12 +193,13 @@ class Engine:
 
         Raises:
             ArgumentError: If another thread is in a step of this engine.
+            Exception: What a signal handler raised meanwhile; the rows go on with the next step.
         """
         if not self._stepping.acquire(blocking=False):
             raise ArgumentError("step() was called while another thread is in it; one thread steps an engine")
         start = time.perf_counter()
         try:
-            outputs = self._leave()
+            outputs, self._kept = [*self._kept, *self._leave()], []
             outputs += self._admit()
             for group in list(self._groups):
                 if group.running:
@@ -203,6 +207,9 @@ class Engine:
             for group in list(self._groups):
                 if not group.running:  # its requests have ended with an error of their rows in another batch
                     outputs += self._collect(group)
+            if self._handler_error is not None:
+                self._kept, interrupt, self._handler_error = outputs, self._handler_error, None
+                raise interrupt
             return outputs
         finally:
             self._totals.seconds += time.perf_counter() - start
@@ -405,19 +412,22 @@ class Engine:
     def _fail(self, rows: Sequence[Row], error: Exception) -> list[RequestOutput]:
         """Handles an error in a batch of rows.
 
-        One of them may be to blame, which is unknown: they start anew in two halves, until one fails alone. Tokens that
-        have been given out come again and are not given out twice.
+        One of them may be to blame, which is unknown: they start anew in two halves, until one fails alone; as one
+        batch, if it was a signal handler. Tokens that have been given out come again and are not given out twice.
         """
         rows = [row for row in rows if not row.progress.done]
-        if len(rows) == 1:
+        interrupted = raised_by_handler(error)
+        if interrupted:
+            self._handler_error = error
+        elif len(rows) == 1:
             return [self._end(rows[0].progress, "error", error)]
-        half = -(-len(rows) // 2)
+        half = len(rows) if interrupted else -(-len(rows) // 2)
         _forget_frames(error)
         for row in rows:
             if row.tokens is not None and row.given:
                 row.seen = row.tokens[: row.given], error
             row.alone, row.tokens, row.stats, row.calls, row.decoded = half, None, None, 0, 0
-        self._retries += [rows[:half], rows[half:]] if rows else []
+        self._retries += [part for part in (rows[:half], rows[half:]) if part]
         return []
 
     def _end(self, progress: Progress, reason: FinishReason, error: Exception | None = None) -> RequestOutput:

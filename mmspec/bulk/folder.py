@@ -23,12 +23,14 @@ from mmspec.bulk.journal import JournalFile
 from mmspec.bulk.media import write_durably
 from mmspec.distributed import Shard
 from mmspec.documents import read_json
-from mmspec.errors import ArgumentError, MMSpecError
+from mmspec.errors import ArgumentError, MMSpecError, OutputError
+from mmspec.folders import inside, is_folder, make_folder
 from mmspec.locks import FILE, locked
 
 OPTION = "-o/--output"
 SHARDS = "shards"
 RUN = "run.json"
+STAGED = "staged"
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,14 @@ class ShardFolder:
     @property
     def staged(self) -> Path:
         """Files of samples that are not in an archive yet."""
-        return self.path / "staged"
+        return self.path / STAGED
 
     def everyone(self) -> list[ShardFolder]:
         """The folders of all processes of this and earlier runs, this one's last."""
         found = []
-        for path in sorted((self.output / SHARDS).glob("*-of-*")):
+        for path in sorted(inside(self.output, SHARDS).glob("*-of-*")):
             index, _, count = path.name.partition("-of-")
-            if path.is_dir() and index.isdigit() and count.isdigit() and path.name != self.label:
+            if is_folder(path) and index.isdigit() and count.isdigit() and path.name != self.label:
                 found.append(ShardFolder(self.output, Shard(int(index), int(count))))
         return [*found, self]
 
@@ -132,10 +134,10 @@ def check_output(output: Path) -> None:
         ArgumentError: If it cannot.
     """
     try:
-        inside = {path.name for path in output.iterdir()} if output.exists() else set()
+        found = {path.name for path in output.iterdir()} if output.exists() else set()
     except OSError as error:
         raise ArgumentError(f"{OPTION}: cannot write '{output}': {error.strerror or error}") from error
-    if inside and SHARDS not in inside:
+    if found and SHARDS not in found:
         raise ArgumentError(f"{OPTION}: '{output}' is not empty and holds no folder {SHARDS}/; name another folder")
 
 
@@ -150,7 +152,8 @@ def open_shard(output: Path, shard: Shard, identity: RunIdentity) -> Iterator[Sh
     check_output(output)
     folder = ShardFolder(output, shard)
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        output.mkdir(parents=True, exist_ok=True)
+        make_folder(output, f"{SHARDS}/{folder.label}")
     except OSError as error:
         raise ArgumentError(f"{OPTION}: cannot write '{output}': {error.strerror or error}") from error
     with locked(folder.path, OPTION):
@@ -159,6 +162,8 @@ def open_shard(output: Path, shard: Shard, identity: RunIdentity) -> Iterator[Sh
             _join(folder, identity)
             folder.failures.path.unlink(missing_ok=True)
             yield folder
+        except OutputError:  # no refusal: what has been written is continued when there is room
+            raise
         except MMSpecError:
             if new and not folder.journal.path.exists():
                 _remove(folder)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from mmspec.documents import first_error
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, OutputError
+from mmspec.folders import append_inside, is_file, open_inside
+from mmspec.inputs import bounded_lines
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,10 +45,10 @@ class JournalFile(Generic[RecordT]):
         Raises:
             ArgumentError: If a whole line does not hold such a record.
         """
-        if not self.path.is_file():
+        if not is_file(self.path):
             return
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+        with open_inside(self.path) as file:
+            for number, line in enumerate(bounded_lines(file, f"'{self.path}'"), 1):
                 if line.endswith(b"\n"):
                     place = f"'{self.path}' line {number}"
                     yield self._parse(line[:-1], place), place
@@ -57,17 +59,17 @@ class JournalFile(Generic[RecordT]):
         A line that an earlier process left unfinished is removed first.
 
         Raises:
-            ArgumentError: If the file cannot be written.
+            OutputError: If the file cannot be written.
         """
         lines = b"".join(json.dumps(asdict(record)).encode() + b"\n" for record in records)
         try:
-            with self.path.open("ab+") as file:
+            with append_inside(self.path) as file:
                 file.truncate(self._whole(file.tell()))
                 file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise ArgumentError(f"cannot write '{self.path}': {error.strerror or error}") from error
+            raise OutputError(f"cannot write '{self.path}': {error.strerror or error}") from error
 
     def _parse(self, line: bytes, place: str) -> RecordT:
         try:
@@ -78,7 +80,7 @@ class JournalFile(Generic[RecordT]):
 
     def _whole(self, size: int) -> int:
         """Bytes up to the end of the last whole line."""
-        with self.path.open("rb") as file:
+        with open_inside(self.path) as file:
             end = size
             while end > 0:
                 start = max(0, end - BLOCK)

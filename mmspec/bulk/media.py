@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmspec.errors import ArgumentError
-from mmspec.files import replacing
+from mmspec.folders import open_inside, replacing_inside
 from mmspec.media.audio import to_audio
 from mmspec.media.images import to_rgb
 from mmspec.vision.png import encode_png
+
+_PNG_BEGIN, _PNG_END = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,27 @@ def encode_medium(medium: Medium, notes: Mapping[str, str]) -> bytes:
     return buffer.getvalue()
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a file of `encode_medium` has its end; a link is none."""
+    try:
+        with open_inside(path) as file:
+            head, size = file.read(12), file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(_PNG_END)))
+            end = file.read()
+    except OSError:
+        return False
+    if head[:4] == b"RIFF":
+        return size == 8 + int.from_bytes(head[4:8], "little")
+    return head.startswith(_PNG_BEGIN) and end == _PNG_END
+
+
 def write_durably(content: bytes, path: Path) -> None:
-    """Writes a file atomically and waits until its content is on the disk; missing folders are made.
+    """Writes a file atomically and waits until its content is on the disk; a link of its name is replaced.
 
     Raises:
         OutputError: If the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial, partial.open("wb") as file:
+    with replacing_inside(path.parent, path.name) as partial, partial.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -8,16 +8,16 @@ whether it is finished.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from mmspec.bulk.folder import SampleEntry, ShardFolder
+from mmspec.bulk.folder import STAGED, SampleEntry, ShardFolder
 from mmspec.bulk.journal import JournalFile
-from mmspec.bulk.media import write_durably
+from mmspec.bulk.media import is_whole, write_durably
+from mmspec.folders import files_inside, inside, is_file, make_folder, remove_folder
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class Archive(Protocol):
     """A format of archives. The same samples make the same bytes."""
 
     suffix: str
+
+    def is_whole(self, path: Path) -> bool:
+        """Whether a file of the format has its end; a link is none."""
+        ...
 
     def write(self, path: Path, entries: Sequence[SampleEntry], files: Sequence[Path], weights: str) -> None:
         """Writes an archive of samples and their files atomically."""
@@ -66,7 +70,7 @@ class PackedStore:
         return f"{name}{suffix}"
 
     def write(self, file: str, content: bytes) -> None:
-        write_durably(content, self.folder.staged / file)
+        write_durably(content, make_folder(self.folder.path, STAGED) / file)
 
     def has(self, folder: ShardFolder, entry: SampleEntry) -> bool:
         if entry.name in self._packed[folder.label]:
@@ -86,7 +90,7 @@ class PackedStore:
         if last:
             for other in self.folder.everyone()[:-1]:
                 if other.shard.count != self.folder.shard.count:
-                    shutil.rmtree(other.staged, ignore_errors=True)
+                    remove_folder(other.staged)
 
     def archive_path(self, folder: ShardFolder, number: int) -> Path:
         """The path of an archive of a process."""
@@ -98,16 +102,20 @@ class PackedStore:
         found = dict[str, set[str]]()
         for folder in self.folder.everyone():
             packs = JournalFile(folder.path / "packs.jsonl", Pack).read()
-            whole = [pack for pack, _ in packs if self.archive_path(folder, pack.archive).is_file()]
+            whole = [pack for pack, _ in packs if self.archive.is_whole(self.archive_path(folder, pack.archive))]
             found[folder.label] = {name for pack in whole for name in pack.names}
         return found
 
     def _recover(self) -> None:
-        """Finishes packs that a killed process has begun, and finds the staged samples."""
+        """Finishes packs that a killed process has begun, and finds the staged samples.
+
+        The names of an archive that has lost its end are generated again for another one.
+        """
         entries = {entry.name: entry for entry, _ in self.folder.journal.read()}
-        staged = {path.stem: path for path in self.folder.staged.glob("*")} if self.folder.staged.is_dir() else {}
+        staged = {path.stem: path for path in files_inside(inside(self.folder.path, STAGED)) if is_whole(path)}
         for pack, _ in self.packs.read():
-            if self.archive_path(self.folder, pack.archive).is_file():
+            archive = self.archive_path(self.folder, pack.archive)
+            if self.archive.is_whole(archive):
                 for name in pack.names:
                     if name in staged:
                         staged.pop(name).unlink()
@@ -115,6 +123,8 @@ class PackedStore:
                 self._finish(pack.archive, [entries[name] for name in pack.names])
                 for name in pack.names:
                     del staged[name]
+            elif is_file(archive):
+                archive.unlink()
         for name, path in staged.items():
             if name not in entries:  # written, but not in the journal
                 path.unlink()

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmspec.bulk.folder import SampleEntry
 from mmspec.errors import ArgumentError
-from mmspec.files import replacing
+from mmspec.folders import end_of, replacing_inside
 from mmspec.importing import install_extra
 
 ROWS = 100  # of a row group, which is as much as memory holds at a time
@@ -33,6 +33,10 @@ class ParquetArchive:
                 f"--format parquet needs pyarrow, which is not installed; {install_extra('parquet')}"
             ) from None
 
+    def is_whole(self, path: Path) -> bool:
+        """Whether the file ends with the mark of a Parquet file."""
+        return end_of(path, 4) == b"PAR1"
+
     def write(self, path: Path, entries: Sequence[SampleEntry], files: Sequence[Path], weights: str) -> None:
         """Writes an archive of samples and their files atomically; it is on the disk when the method returns.
 
@@ -44,7 +48,7 @@ class ParquetArchive:
 
         kind = "image" if entries[0].length is None else "audio"
         schema = _schema(kind, weights)
-        with replacing(path) as partial, partial.open("wb") as file:
+        with replacing_inside(path.parent, path.name) as partial, partial.open("wb") as file:
             with pyarrow.parquet.ParquetWriter(file, schema) as writer:
                 for first in range(0, len(entries), ROWS):
                     chosen = slice(first, first + ROWS)

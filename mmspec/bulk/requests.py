@@ -18,6 +18,7 @@ from mmspec import limits
 from mmspec.documents import first_error, parse_json
 from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.files import STDOUT
+from mmspec.inputs import bounded_lines
 from mmspec.media.text import open_text, prompt_lines
 from mmspec.recipes import parse
 from mmspec.sampling.seeds import pipeline_seed
@@ -147,10 +148,10 @@ def _lines(source: Path) -> Iterator[tuple[str, str]]:
         if source == STDOUT:
             if sys.stdin is None:
                 raise ArgumentError("--prompts: stdin is closed; - reads prompts from it")
-            yield from _prompts(sys.stdin, "stdin")
+            yield from _prompts(bounded_lines(sys.stdin, "--prompts: stdin"), "stdin")
             return
         with open_text(source) as file:
-            yield from _prompts(file, f"'{source}'")
+            yield from _prompts(bounded_lines(file, f"--prompts: '{source}'"), f"'{source}'")
     except ArgumentError:
         raise
     except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Protocol
 
 from mmspec.bulk.folder import SampleEntry, ShardFolder
-from mmspec.bulk.media import write_durably
+from mmspec.bulk.media import is_whole, write_durably
 from mmspec.bulk.packed import PackedStore
 from mmspec.bulk.parquet import ParquetArchive
 from mmspec.bulk.webdataset import TarArchive
 from mmspec.errors import unknown_name
+from mmspec.folders import inside, make_folder
 
 FORMATS = ("files", "webdataset", "parquet")
 DEFAULT_PACK = 1000  # samples of an archive
@@ -50,11 +51,13 @@ class FileStore:
         return f"samples/{name[:2]}/{name}{suffix}"
 
     def write(self, file: str, content: bytes) -> None:
+        make_folder(self.output, Path(file).parent)
         write_durably(content, self.output / file)
 
     def has(self, folder: ShardFolder, entry: SampleEntry) -> bool:
         # The name is computed, never read: journals of others cannot point out of the folder.
-        return (self.output / self.path(entry.name, Path(entry.file).suffix)).is_file()
+        file = Path(self.path(entry.name, Path(entry.file).suffix))
+        return is_whole(inside(self.output, file.parent) / file.name)
 
     def settle(self, entries: list[SampleEntry], last: bool) -> None:
         """Does nothing: a file is kept once it is written."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.bulk.folder import SampleEntry
-from mmspec.files import replacing
+from mmspec.folders import end_of, replacing_inside
 
 
 def description(entry: SampleEntry, weights: str) -> dict[str, Any]:
@@ -30,13 +30,17 @@ class TarArchive:
 
     suffix = ".tar"
 
+    def is_whole(self, path: Path) -> bool:
+        """Whether the file ends with the two empty blocks of a tar file."""
+        return end_of(path, 1024) == bytes(1024)
+
     def write(self, path: Path, entries: Sequence[SampleEntry], files: Sequence[Path], weights: str) -> None:
         """Writes an archive of samples and their files atomically; it is on the disk when the method returns.
 
         Raises:
             OutputError: If it cannot be written.
         """
-        with replacing(path) as partial, partial.open("wb") as file:
+        with replacing_inside(path.parent, path.name) as partial, partial.open("wb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
                 for entry, own in zip(entries, files, strict=True):
                     text = json.dumps(description(entry, weights), sort_keys=True).encode()

@@ -12,7 +12,8 @@ import typer
 
 from mmspec.cli.options import Json
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.files import check_writable, replacing
+from mmspec.files import check_writable
+from mmspec.folders import replacing_inside
 from mmspec.loading import check_device
 
 SCHEMA_VERSION = 1
@@ -61,8 +62,8 @@ def bench_gpu(
         "parts": found,
     }
     output.mkdir(exist_ok=True)
-    for path, text in ((output / RECORD, json.dumps(record, indent=1) + "\n"), (output / PAGE, gpu_page(record))):
-        with replacing(path) as partial:
+    for name, text in ((RECORD, json.dumps(record, indent=1) + "\n"), (PAGE, gpu_page(record))):
+        with replacing_inside(output, name) as partial:
             partial.write_text(text, encoding="utf-8")
     if as_json:
         print(json.dumps(record))

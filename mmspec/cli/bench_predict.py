@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli.options import Json
+from mmspec.documents import read_json
 from mmspec.errors import ArgumentError
 from mmspec.files import STDOUT, check_writable, replacing
 
@@ -185,9 +186,9 @@ def _compare(path: Path, as_json: bool) -> None:
     from mmspec.metrics.bench.gpu.comparison import compared
 
     try:
-        record: Any = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path, "--measured")
         found, device = compared(record), record["environment"]["device"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(f"--measured: {str(path)!r} is not a record of mmspec bench gpu") from error
     if as_json:
         print(json.dumps([asdict(one) | {"ratio": one.ratio} for one in found]))

@@ -145,7 +145,7 @@ def report_model(
     from mmspec.cli.model_check.page import page
     from mmspec.cli.model_check.subject import dtype_of, subject_of
     from mmspec.cli.pipelines import disable_loading_bars
-    from mmspec.files import check_writable
+    from mmspec.files import check_writable, replacing
     from mmspec.metrics.environment import environment
 
     if output is not None:
@@ -173,7 +173,8 @@ def report_model(
         lambda name: print(f"checking {name}", file=sys.stderr, flush=True),
     )
     if output is not None:
-        output.write_text(page(report), encoding="utf-8")
+        with replacing(output) as partial:
+            partial.write_text(page(report), encoding="utf-8")
     if as_json:
         print(json.dumps(as_object(report)))
     elif output is None:

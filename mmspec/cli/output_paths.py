@@ -44,6 +44,8 @@ def plan(out: Path, count: int, suffixes: Sequence[str] = (".png",)) -> list[Pat
         check_writable(out, OPTION)  # the new folder
         return [out / f"{number}{suffixes[0]}" for number in numbers]
     for path in paths:
+        if path != out and (path.is_symlink() or is_stream(path)):
+            raise ArgumentError(f"{OPTION}: '{path}' is a link or a device; remove it, or name another folder")
         check_writable(path, OPTION)
     return paths
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,10 +71,10 @@ def report(
 
         serve_report(folders[0], port, lambda address: print(address, flush=True))
         return
-    from mmspec.files import check_writable, replacing
+    from mmspec.files import check_writable
     from mmspec.locks import locked
     from mmspec.metrics.evaluation.results import read_results, write_csv
-    from mmspec.metrics.report.page import write_page, write_report
+    from mmspec.metrics.report.page import page, write_report
 
     together = output or (Path("comparison.html") if len(folders) > 1 and form is Format.HTML else None)
     if together is not None:
@@ -95,7 +96,7 @@ def report(
         if together is None:
             print(text, end="")
         else:
-            with replacing(together) as partial:
+            with _writing(output, together) as partial:
                 partial.write_text(text, encoding="utf-8")
             print(together)
     else:
@@ -104,7 +105,9 @@ def report(
                 write_csv(record, folder)
                 print(write_report(record, folder))
         if together is not None:
-            print(write_page(runs, together))
+            with _writing(output, together) as partial:
+                partial.write_text(page(runs), encoding="utf-8")
+            print(together)
 
 
 def _image(runs: list[ReportRun], output: Path | None, form: Format, metric: str | None, axis: Axis | None) -> Path:
@@ -114,5 +117,15 @@ def _image(runs: list[ReportRun], output: Path | None, form: Format, metric: str
     path = output or own.with_suffix(f".{form.value}")
     if path.suffix.lower() != f".{form.value}":
         raise ArgumentError(f"-o/--output: '{path}' must end in .{form.value}, the format asked for")
-    summary(runs, metric, axis and axis.value).write(path)
+    content = summary(runs, metric, axis and axis.value).encode(path.suffix)
+    with _writing(output, path) as partial:
+        partial.write_bytes(content)
     return path
+
+
+def _writing(output: Path | None, path: Path) -> AbstractContextManager[Path]:
+    """Replaces the file that the user named, or one whose name is computed, which is not followed if it is a link."""
+    from mmspec.files import replacing
+    from mmspec.folders import replacing_inside
+
+    return replacing_inside(path.parent, path.name) if output is None else replacing(output)

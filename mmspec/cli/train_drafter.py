@@ -17,6 +17,7 @@ from mmspec.cli.options import Device, Drafter, Json, Model
 from mmspec.cli.output_paths import OPTION, check_folder, read_output
 from mmspec.cli.pipelines import load_audio_pipeline, load_pipeline, without_bars
 from mmspec.errors import ArgumentError, unknown_name
+from mmspec.inputs import open_regular
 
 if TYPE_CHECKING:
     from mmspec.training.trainer import CurvePoint
@@ -192,9 +193,10 @@ def train_drafter(
     import torch
 
     from mmspec.distributed import local_device, process_group
+    from mmspec.folders import make_folder
     from mmspec.locks import locked
     from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
-    from mmspec.training.sequences import take_sequences
+    from mmspec.training.sequences import sequences_folder, take_sequences
     from mmspec.training.settings import TrainingSettings
     from mmspec.training.trainer import Trainer, split_prompts
 
@@ -234,15 +236,15 @@ def train_drafter(
             pipe = load_pipeline(model, own_device, drafter)
         check_trainable(pipe)
         if sequences_of is not None and processes.rank == 0:
-            take_sequences(sequences_of, output / "work" / "sequences", settings, pipe)
+            take_sequences(sequences_of, sequences_folder(output), settings, pipe)
         if kind in ("retrieval", "swift"):
             record = build(pipe, settings, output, as_json)
             print(json.dumps({"output": str(output), **record}) if as_json else output)
             return
         trainer = Trainer(pipe, settings, output, processes.rank, processes.count)
         lead = processes.rank == 0
-        work = output / "work"
-        work.mkdir(parents=True, exist_ok=True)
+        output.mkdir(parents=True, exist_ok=True)
+        work = make_folder(output, "work")
         # The processes of one training share the folder. One of them prints progress, and none does with --json.
         with (
             locked(work, OPTION) if lead else nullcontext(),
@@ -274,7 +276,8 @@ def speech_options(
         given["config"] = dict(options)
     if voice_file is not None:
         try:
-            given["voice_file"] = hashlib.sha256(voice_file.read_bytes()).hexdigest()
+            with open_regular(voice_file) as file:
+                given["voice_file"] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise ArgumentError(f"--voice-file: cannot read '{voice_file}': {error.strerror}") from None
     if voice_text is not None:
@@ -284,14 +287,15 @@ def speech_options(
 
 def build(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]:
     """Builds a drafter that needs no training, in one process; returns its record."""
+    from mmspec.folders import make_folder
     from mmspec.locks import locked
     from mmspec.training.datastore import write_datastore
     from mmspec.training.skipped_layers import write_skipped_layers
 
     write = write_datastore if settings.kind == "retrieval" else write_skipped_layers
 
-    work = output / "work"
-    work.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
+    work = make_folder(output, "work")
     with locked(work, OPTION), bars(quiet=quiet, sequences=settings.sequences, steps=0, step=0) as show:
         return write(pipe, settings, output, show.chunk, show.point)
 

@@ -67,7 +67,8 @@ def train_judge(
 
     from tqdm import tqdm
 
-    from mmspec.files import replacing, replacing_folder
+    from mmspec.files import replacing_folder
+    from mmspec.folders import replacing_inside
     from mmspec.locks import locked
     from mmspec.metrics.prompts import read_prompts
     from mmspec.training import judge as training
@@ -88,7 +89,7 @@ def train_judge(
         judge, record = training.train_judge(pipe, distance, settings, bar.update)
         with replacing_folder(output) as folder:
             judge.save_pretrained(folder)
-        with replacing(output / "training.json") as file:
+        with replacing_inside(output, "training.json") as file:
             file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({"output": str(output), **record}) if as_json else output)
 

@@ -10,6 +10,7 @@ from functools import partial
 from os.path import isdir
 from pathlib import Path
 from pickle import UnpicklingError
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -21,9 +22,12 @@ from transformers.models.auto import modeling_auto
 
 from mmspec.arguments import shown
 from mmspec.checkpoint import building, check_depths, describe, listed, read_header
+from mmspec.code_settings import refuse_code, refuse_quantized
+from mmspec.documents import parse_json, read_object
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hub import current_access, fetch, fetch_if_there
+from mmspec.inputs import check_files, read_bytes
 from mmspec.media.listing import list_files
 
 # Classes that generate, by `model_type`.
@@ -36,8 +40,9 @@ GENERATIVE: tuple[Mapping[str, Any], ...] = (
 )
 LOAD_ERRORS = (
     OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
-    SafetensorError, StrictDataclassError, UnpicklingError,
+    SafetensorError, StrictDataclassError, UnpicklingError, ImportError,
 )  # fmt: skip
+ADAPTER = "adapter_config.json"  # of peft
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 # Buffers that earlier releases of transformers saved and that are computed today.
 BUFFERS = re.compile(r"(^|\.)(inv_freq|position_ids|attn\.(masked_)?bias)$")
@@ -51,12 +56,11 @@ LLAMAGEN = ("block_size", "cls_token_num")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} if there is none."""
+    """The JSON object in a file of a model, see `read_object`; {} if there is none."""
     try:
-        found = json.loads(path.read_bytes())  # UTF-8 with a byte order mark, too
-    except (OSError, ValueError, RecursionError):
+        return read_object(path)
+    except ModelError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def architecture(folder: Path) -> str | None:
@@ -99,6 +103,7 @@ def folder_of(name: str, where: str | Path) -> Path:
     path = Path(where) if isdir(where) else fetch(str(where))  # a Path raises for names that are too long
     if path is None:
         raise ArgumentError(f"{name}={shown(str(where))} is neither a folder nor a Hub id")
+    check_files(path, f"{name}={shown(str(where))}")
     return path
 
 
@@ -156,14 +161,32 @@ def _read(kind: str, where: str | Path) -> Any:
     Raises:
         ArgumentError: If it cannot be loaded.
     """
+    if isdir(where):
+        check_files(Path(where), f"processor={str(where)!r}")
+        check_processor(Path(where))
     try:
         # None, the default, asks on stdin whether code of the folder may run.
         access = current_access()
         return getattr(transformers, kind).from_pretrained(
             where, trust_remote_code=False, cache_dir=access.cache_dir, token=access.token
         )
-    except (*LOAD_ERRORS, ImportError) as error:
+    except LOAD_ERRORS as error:
         raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {describe(error)}") from None
+
+
+def check_processor(folder: Path) -> None:
+    """Checks that the codec which a processor names, and transformers loads with it, chooses no code.
+
+    Raises:
+        ModelError: If its config.json does.
+    """
+    for file in ("processor_config.json", "audio_tokenizer_config.json"):
+        values = read_json(folder / file)
+        named = values.get("audio_tokenizer", values)
+        if isinstance(named, Mapping) and (codec := named.get("audio_tokenizer_name_or_path")) is not None:
+            found = Path(codec) / "config.json" if isdir(codec) else fetch_if_there(str(codec), "config.json")
+            if found is not None and found.is_file():
+                refuse_code(parse_json(read_bytes(found, "codec"), f"codec: '{found}'"), f"codec {str(codec)!r}")
 
 
 def model_class(folder: Path) -> str:
@@ -210,12 +233,13 @@ def load_model(
         raise ModelError(f"{what} is a {name}, which transformers {transformers.__version__} does not have")
     kind = getattr(transformers, name)
     check_depths(what, read_json(folder / "config.json"), count_tensors(folder))
-    check_parameters(kind, folder)
+    config = read_config(kind, folder, what)
+    check_parameters(kind, config, folder)
     read = kind.from_pretrained
     if hasattr(kind, "load_speakers"):  # Qwen2.5-Omni: its own fails with `output_loading_info`
         read = partial(transformers.PreTrainedModel.from_pretrained.__func__, kind)
     try:
-        model, report = read(folder, dtype=dtype, output_loading_info=True, trust_remote_code=False)
+        model, report = read(folder, config=config, dtype=dtype, output_loading_info=True, trust_remote_code=False)
     except LOAD_ERRORS as error:
         raise ModelError(f"{what} cannot be loaded: {describe(error)}") from None
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(unused))
@@ -225,7 +249,32 @@ def load_model(
     return model.to(device).eval()
 
 
-def check_parameters(kind: Any, folder: Path) -> None:
+def read_config(kind: Any, folder: Path, what: str) -> Any:
+    """The configuration of a model in a folder, without what would choose code; see `mmspec.code_settings`.
+
+    Args:
+        kind: The class of the model.
+        folder: The folder with its config.json.
+        what: The model, for messages.
+
+    Raises:
+        ModelError: If the file cannot be read, the weights are quantized or an adapter of another model's, or they are
+            in another folder.
+    """
+    values = read_object(folder / "config.json")
+    refuse_quantized(values, what)
+    if (folder / ADAPTER).is_file():
+        raise ModelError(f"{what} has an {ADAPTER}, which names another model to load; merge the adapter")
+    named = values.get("transformers_weights")
+    if named is not None and (not isinstance(named, str) or Path(named).name != named):
+        raise ModelError(f"{what}: config.json names the weights {str(named)!r}; it must be a file of the folder")
+    # A class of configurations finds its part in that of a larger model only when it reads a folder itself.
+    with TemporaryDirectory(prefix="mmspec-") as place, building(what, f"a {kind.__name__}"):
+        (Path(place) / "config.json").write_text(json.dumps(values), encoding="utf-8")
+        return kind.config_class.from_pretrained(place)
+
+
+def check_parameters(kind: Any, config: Any, folder: Path) -> None:
     """Checks that a config describes no more parameters than the files of weights have bits.
 
     transformers allocates missing weights before it reports them.
@@ -235,7 +284,7 @@ def check_parameters(kind: Any, folder: Path) -> None:
     """
     what = f"model {str(folder)!r}"
     with building(what, f"a {kind.__name__}"):
-        parameters = sum(p.numel() for p in kind(kind.config_class.from_pretrained(folder)).parameters())
+        parameters = sum(p.numel() for p in kind(config).parameters())
     size = sum(file.stat().st_size for file in list_files(folder, WEIGHT_SUFFIXES))
     if parameters > 8 * size:
         raise ModelError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from mmspec.documents import read_object
+from mmspec.errors import ModelError
 
 # Files that say what a repository holds, downloaded before all others.
 DESCRIPTIONS = ("config.json", "model_index.json")
@@ -43,10 +45,9 @@ def read_description(folder: Path | None, file: str) -> dict[str, Any]:
     if folder is None:
         return {}
     try:
-        found = json.loads((folder / file).read_bytes())
-    except (OSError, ValueError):
+        return read_object(folder / file)
+    except ModelError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def needed_files(files: Sequence[str], folder: Path | None, preferred: Sequence[str] = ()) -> list[str]:

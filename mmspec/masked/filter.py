@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mmspec.arguments import check_integer, check_number
 from mmspec.errors import ModelError
+from mmspec.inputs import check_regular
 from mmspec.masked.keeping import Sampled
 
 FEATURES = 20  # of 3 x 3 places the log-odds of their confidences and whether they are missing; entropy; share left
@@ -73,6 +74,7 @@ def load_filter(path: str | Path, sure: float = 0.9) -> LearnedFilter:
     """
     found = LearnedFilter(sure)
     try:
+        check_regular(Path(path))
         found.load_state_dict(load_file(path))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"file {str(path)!r} is not a filter: {' '.join(str(error).split())[:200]}") from None

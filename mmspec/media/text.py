@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from mmspec import limits
+from mmspec.inputs import open_regular
 
 _MARK = "\ufeff"
 
@@ -22,7 +23,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
         OSError: If it cannot be opened.
         UnicodeDecodeError: In the block, if it is in another encoding.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         wide = file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         with TextIOWrapper(file, encoding="utf-16" if wide else "utf-8-sig") as text:
             yield text

@@ -17,6 +17,7 @@ from mmspec.serving.accounting import Accounting
 from mmspec.serving.errors import ApiError, from_mmspec
 from mmspec.serving.generation import Generation, QueueFullError
 from mmspec.serving.metrics import ServerMetrics
+from mmspec.serving.request_ids import current_id
 from mmspec.serving.sse import MEDIA_TYPE, event
 
 log = logging.getLogger("mmspec.serving")
@@ -65,15 +66,17 @@ class ActiveRequest:
             self._metrics.seconds.labels(self._model).observe(self.accounting.elapsed)
         if outcome == "error":
             self._metrics.decoding_errors.labels(self._model).inc()
-            log.error("a request to %s failed", self._model, exc_info=error)
+            log.error("request %s to %s failed", current_id(), self._model, exc_info=error)
 
     def translate(self, error: BaseException) -> BaseException:
         """The error of the response: what mmspec refuses becomes an `ApiError`."""
         if isinstance(error, QueueFullError):
             return ApiError(429, str(error), "queue_full", headers={"Retry-After": "1"})
+        if isinstance(error, EngineClosedError) and error.__cause__ is not None:
+            return ApiError(503, "the engine of the model has failed; another server may work", "engine_failed")
         if isinstance(error, EngineClosedError):
             return ApiError(
-                503, "the engine of the model has ended; try another server", "draining", headers={"Retry-After": "1"}
+                503, "the server is about to stop; try another one", "draining", headers={"Retry-After": "1"}
             )
         if isinstance(error, (ArgumentError, PromptError, UnknownNameError)):
             found = from_mmspec(error, self._fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mmspec import __version__
+from mmspec import __version__, limits
 from mmspec.arguments import shown
 from mmspec.documents import parse_json
 from mmspec.errors import MMSpecError
@@ -37,6 +38,8 @@ from mmspec.serving.speech import SpeechJob
 from mmspec.serving.sse import HEADERS, MEDIA_TYPE
 from mmspec.serving.stored_images import StoredImages
 
+CLOSE_SECONDS = 5.0  # a model ends after the call that runs
+log = logging.getLogger("mmspec.serving")
 R = TypeVar("R", bound=GenerationRequest)
 T = TypeVar("T")
 
@@ -51,6 +54,7 @@ class Application:
     Attributes:
         asgi: The ASGI application, for uvicorn or any other server.
         busy: Requests that are being worked on.
+        hangs: Whether a model did not end; its threads would keep the process.
     """
 
     asgi: ASGIApp
@@ -60,6 +64,7 @@ class Application:
         self.models = Models(models)
         self.metrics = ServerMetrics()
         self.busy = 0
+        self.hangs = False
         self._draining = False
         self._stored = StoredImages()
         self.metrics.watch(models)
@@ -93,7 +98,11 @@ class Application:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         yield
         for model in self.models.all.values():
-            await model.aclose()
+            try:
+                await asyncio.wait_for(model.aclose(), CLOSE_SECONDS)
+            except TimeoutError:
+                log.error("the model %s hangs", model.name)
+                self.hangs = True
 
     def _active(self, model: ServedModel, kind: str, schema: type[GenerationRequest]) -> ActiveRequest:
         self.busy += 1
@@ -157,9 +166,15 @@ class Application:
 
     async def health(self) -> Response:
         """Whether the server takes requests."""
-        failed = any(getattr(model.engine, "has_failed", False) for model in self.models.all.values())
-        state = "draining" if self._draining else "failed" if failed else "ok"
-        return json_response({"status": state}, 200 if state == "ok" else 503)
+        models = self.models.all.values()
+        failed = any(getattr(model.engine, "has_failed", False) for model in models)
+        seconds = max(model.clock.seconds for model in models)
+        hangs = seconds > limits.STEP_SECONDS.value
+        # A server that hangs or has failed will not get well, whether it drains or not.
+        state = "failed" if failed else "hangs" if hangs else "draining" if self._draining else "ok"
+        return json_response(
+            {"status": state, "seconds_since_last_step": round(seconds, 3)}, 200 if state == "ok" else 503
+        )
 
     async def show_metrics(self) -> Response:
         """Metrics for Prometheus."""

@@ -6,12 +6,32 @@ import asyncio
 import json
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mmspec import limits
 from mmspec.serving.errors import ApiError
 
-_FULL = ApiError(503, "the server has as many connections as it allows", "too_many_connections")
+_FULL = ApiError(
+    503, "the server has as many connections as it allows", "too_many_connections", headers={"Retry-After": "1"}
+)
+# Connections beyond the limit on which /health alone is answered, and the seconds that each may take to ask.
+_SPARE, _SPARE_SECONDS = 16, 2.0
+
+
+def _only_health(app: ASGIApp) -> ASGIApp:
+    """An application that answers `/health` once, and all else as a server that has too many connections."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        own = scope["type"] == "http" and scope["path"] == "/health"
+        await (app if own else _FULL.response())(scope, receive, last)
+
+    return answer
 
 
 class BoundedConnection(H11Protocol):
@@ -29,7 +49,12 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > limits.CONNECTIONS.value:
+        most = limits.CONNECTIONS.value
+        if most < len(self.connections) <= most + _SPARE:
+            self.app = _only_health(self.app)
+            self._waiting = self.loop.call_later(_SPARE_SECONDS, transport.abort)
+            return
+        if len(self.connections) > most:
             body = json.dumps(_FULL.body()).encode()
             head = (
                 f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmspec.audio.adapter import PreparedText
 from mmspec.errors import MMSpecError
+from mmspec.serving.step_clock import StepClock
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class Generation:
 
     Args:
         outputs: What the engine yields.
+        clock: Of the model; None for none.
 
     Attributes:
         outputs: What has come so far.
@@ -117,7 +119,8 @@ class Generation:
         started: When the request arrived, of `time.perf_counter`.
     """
 
-    def __init__(self, outputs: AsyncGenerator[CallOutput, None]) -> None:
+    def __init__(self, outputs: AsyncGenerator[CallOutput, None], clock: StepClock | None = None) -> None:
+        self._clock = clock or StepClock()
         self.outputs: list[CallOutput] = []
         self.steps: list[CallStep] = []
         self.done = False
@@ -143,10 +146,12 @@ class Generation:
 
     async def _read(self, outputs: AsyncGenerator[CallOutput, None]) -> None:
         try:
-            async for output in outputs:
-                self.outputs.append(output)
-                self.steps.append(CallStep(len(output.tokens), output.calls, time.perf_counter() - self.started))
-                self._news.set()
+            with self._clock.request():
+                async for output in outputs:
+                    self._clock.step()
+                    self.outputs.append(output)
+                    self.steps.append(CallStep(len(output.tokens), output.calls, time.perf_counter() - self.started))
+                    self._news.set()
         except BaseException as error:
             self._error = error
             if isinstance(error, asyncio.CancelledError):

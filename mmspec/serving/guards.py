@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmspec import limits
 from mmspec.serving.errors import ApiError
+from mmspec.serving.request_ids import HEADER, new_id
 from mmspec.serving.settings import LOOPBACK, ServerSettings
 
 PROTECTED = ("/v1/", "/metrics")
@@ -77,9 +78,11 @@ class Guards:
             await self._app(scope, receive, send)
             return
 
+        request_id = new_id(dict(scope["headers"]).get(HEADER))
+
         async def guarded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+                message["headers"] = [*message.get("headers", ()), (HEADER, request_id), *_HEADERS]
                 self._count(scope["path"], message["status"])
             await send(message)
 
@@ -98,6 +101,12 @@ class Guards:
         """
         headers: dict[bytes, bytes] = dict(scope["headers"])
         path, settings = scope["path"], self._settings
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # A proxy in front may believe the other one, and take the rest of the body for a request.
+            raise ApiError(
+                400, "Content-Length and Transfer-Encoding exclude each other; send one of them", "invalid_value",
+                headers=_CLOSE,
+            )  # fmt: skip
         if settings.local and not settings.api_keys and _host(headers.get(b"host", b"")) not in LOOPBACK:
             # A page elsewhere whose name resolves to this machine must not reach a server without keys.
             raise ApiError(421, "the header Host does not name this server; use 127.0.0.1 or localhost", "wrong_host")

@@ -77,8 +77,11 @@ class EngineCollector:
 
     def collect(self) -> Iterator[Metric]:
         """A gauge for each number that the engines report; the format allows one description of each."""
-        families: dict[str, GaugeMetricFamily] = {}
+        text = "Seconds since the latest step of a model with requests; 0 without"
+        clock = GaugeMetricFamily("mmspec_seconds_since_last_step", text, labels=["model"])
+        families: dict[str, GaugeMetricFamily] = {"": clock}
         for model in self._models:
+            clock.add_metric([model.name], model.clock.seconds)
             for name, value in model.engine.stats().items():
                 if name not in families:
                     text = f"{name.replace('_', ' ')} of the engine"

@@ -15,6 +15,7 @@ from mmspec.serving.errors import ApiError
 from mmspec.serving.generation import Engine
 from mmspec.serving.one_by_one import OneByOneEngine
 from mmspec.serving.raster import Raster, raster_of
+from mmspec.serving.step_clock import StepClock
 
 Kind = Literal["image", "speech"]
 PLAIN = "plain"
@@ -31,6 +32,7 @@ class ServedModel:
         engine: Decodes requests.
         created: When the model was loaded, in seconds of the epoch.
         max_waiting: Requests that may wait outside the engine, such as those that follow reference audio.
+        clock: Of the steps of its engine.
         worker: Decodes tokens to pixels or audio, one request at a time.
     """
 
@@ -40,6 +42,7 @@ class ServedModel:
     engine: Engine
     created: int = field(default_factory=lambda: int(time.time()))
     max_waiting: int = 1024
+    clock: StepClock = field(default_factory=StepClock)
     worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "mmspec-decode"))
 
     @property

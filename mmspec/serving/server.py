@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 
@@ -21,10 +25,12 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         application: The application.
+        end: Called at a second signal.
     """
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: Application, end: Callable[[], None] = lambda: None) -> None:
         self._application = application
+        self._end = end
         self._stop_at: float | None = None
         super().__init__(
             uvicorn.Config(
@@ -36,6 +42,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._stop_at is not None:
             self.should_exit = self.force_exit = True
+            self._end()
             return
         self._application.drain()
         self._stop_at = time.monotonic() + self._application.settings.drain_seconds
@@ -90,7 +97,19 @@ def serve(application: Application, listener: socket.socket) -> None:
         application: The application.
         listener: The socket.
     """
-    server = DrainingServer(application)
-    asyncio.run(server.serve([listener]))
+
+    async def run() -> None:
+        await DrainingServer(application, _end).serve([listener])
+        if application.hangs:
+            _end()
+
+    asyncio.run(run())
     if application.busy:
         print("mmspec: stopped before all requests had finished", file=sys.stderr)
+
+
+def _end() -> NoReturn:
+    """Ends the process without waiting for its threads, which may hang in a call."""
+    with suppress(Exception):  # stderr may be closed
+        print("mmspec: stopped at once", file=sys.stderr, flush=True)
+    os._exit(1)

@@ -85,8 +85,8 @@ class SpeechJob:
         """Hands the text to the engine."""
         settings = DecodingRequest(self.seed, self.recipe, self.request.user, self.request.settings())
         if self.pipe is not None:
-            return Generation(self.model.one_by_one.generate(self.prepared, settings, self.pipe))
-        return Generation(self.model.engine.generate(self.prepared, settings))
+            return Generation(self.model.one_by_one.generate(self.prepared, settings, self.pipe), self.model.clock)
+        return Generation(self.model.engine.generate(self.prepared, settings), self.model.clock)
 
     def headers(self) -> dict[str, str]:
         """Headers that every response has."""

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from mmspec.files import replacing, replacing_folder
+from mmspec.files import replacing_folder
+from mmspec.folders import replacing_inside
 from mmspec.heads.datastore import Datastore
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import measure_acceptance
 from mmspec.training.objectives import feature_target
 from mmspec.training.prepared import TrainablePipeline
-from mmspec.training.sequences import claim_folder, read_sequences, write_sequences
+from mmspec.training.sequences import claim_folder, read_sequences, sequences_folder, write_sequences
 from mmspec.training.settings import TrainingSettings
 from mmspec.training.trainer import SCHEMA_VERSION, CurvePoint
 
@@ -41,7 +42,7 @@ def write_datastore(
     Returns:
         The content of `training.json`.
     """
-    work = folder / "work" / "sequences"
+    work = sequences_folder(folder)
     claim_folder(work, settings, pipe)
     prepare = partial(settings.prepare, pipe)
     write_sequences(
@@ -69,6 +70,6 @@ def write_datastore(
     record = {"schema_version": SCHEMA_VERSION, "settings": known, "seconds": 0.0, "curve": [asdict(point)]}
     with replacing_folder(folder) as partial_folder:
         store.save_pretrained(partial_folder)
-    with replacing(folder / "training.json") as partial_file:
+    with replacing_inside(folder, "training.json") as partial_file:
         partial_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmspec.batching.run import run
+from mmspec.documents import read_json
 from mmspec.errors import ArgumentError
-from mmspec.files import replacing
 from mmspec.fingerprint import fingerprint
+from mmspec.folders import inside, replacing_inside
 from mmspec.recipes import parse
 from mmspec.training.objectives import feature_target, teacher_features
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
@@ -52,6 +53,15 @@ class TrainingSequences:
         return None if self.features is None else self.features[indices].transpose(0, 1).flatten(0, 1).float()
 
 
+def sequences_folder(output: Path) -> Path:
+    """The folder of the sequences of a drafter, `work/sequences` below the folder that the user named.
+
+    Raises:
+        ArgumentError: If there is a link in the place of one of the two.
+    """
+    return inside(output, "work/sequences")
+
+
 def claim_folder(folder: Path, settings: TrainingSettings, pipe: TrainablePipeline) -> None:
     """Makes a folder for sequences of these settings and this model, which it then holds in `settings.json`.
 
@@ -71,7 +81,7 @@ def claim_folder(folder: Path, settings: TrainingSettings, pipe: TrainablePipeli
                 f"{OUTPUT}: '{folder}' holds sequences of {reason}; delete them, or name another folder"
             )
         return
-    with replacing(file) as partial:
+    with replacing_inside(folder, SETTINGS) as partial:
         partial.write_text(json.dumps(origin), encoding="utf-8")
 
 
@@ -92,7 +102,7 @@ def difference(file: Path, origin: Mapping[str, Any]) -> str:
     Raises:
         OSError, ValueError: If the file cannot be read.
     """
-    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored = read_json(file, OUTPUT)
     if not isinstance(stored, dict) or {**stored, "model": origin["model"]} != origin:
         return "other prompts, another seed, temperature or guidance, or other options of a speech model"
     return "" if stored.get("model", origin["model"]) == origin["model"] else "another model"
@@ -135,7 +145,7 @@ def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings, pipe
                 f"to {high}; this model generates {length} tokens from 0 to {vocab - 1}"
             )
         if not load_chunk(chunk_file(folder, first), rows):
-            with replacing(chunk_file(folder, first)) as partial:
+            with replacing_inside(folder, chunk_file(folder, first).name) as partial:
                 save_file({"tokens": tokens}, partial)
 
 
@@ -197,7 +207,7 @@ def write_sequences(
                 by_row = by_row.unflatten(0, (-1, len(rows))).transpose(0, 1)
                 chunk["features"] = by_row.half().cpu().contiguous()
             if chunk:
-                with replacing(chunk_file(folder, rows.start)) as partial:
+                with replacing_inside(folder, chunk_file(folder, rows.start).name) as partial:
                     save_file(chunk, partial)
             if on_chunk is not None:
                 on_chunk(len(rows))

@@ -14,14 +14,15 @@ import torch
 
 from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, skips_layers
 from mmspec.errors import ArgumentError
-from mmspec.files import replacing, replacing_folder
+from mmspec.files import replacing_folder
+from mmspec.folders import replacing_inside
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.training.acceptance_probe import measure_acceptance
 from mmspec.training.objectives import LOSSES, TeacherOutput, feature_target, masked_mean, run_teacher, spread
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
-from mmspec.training.sequences import claim_folder, read_sequences, write_sequences
+from mmspec.training.sequences import claim_folder, read_sequences, sequences_folder, write_sequences
 from mmspec.training.settings import TrainingSettings
 from mmspec.training.trainer import SCHEMA_VERSION, CurvePoint
 
@@ -48,7 +49,7 @@ def write_skipped_layers(
     Raises:
         ArgumentError: If the target cannot skip layers.
     """
-    work = folder / "work" / "sequences"
+    work = sequences_folder(folder)
     claim_folder(work, settings, pipe)
     count = min(settings.sequences, settings.batch)
     prompts = [settings.prompts[i % len(settings.prompts)] for i in range(count)]
@@ -74,7 +75,7 @@ def write_skipped_layers(
     record |= {"order": order, "overlap": overlap}
     with replacing_folder(folder) as partial_folder:
         chosen.save_pretrained(partial_folder)
-    with replacing(folder / "training.json") as partial_file:
+    with replacing_inside(folder, "training.json") as partial_file:
         partial_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record
 

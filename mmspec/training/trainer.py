@@ -18,10 +18,18 @@ from torch import Tensor
 from mmspec.checkpoint import check_tensors, describe, read_weights
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.files import replacing, replacing_folder
+from mmspec.files import replacing_folder
+from mmspec.folders import replacing_inside
 from mmspec.training.kinds import KINDS, Batch, evaluate_drafter, layer_ids, new_drafter
 from mmspec.training.prepared import TrainablePipeline
-from mmspec.training.sequences import OUTPUT, TrainingSequences, claim_folder, read_sequences, write_sequences
+from mmspec.training.sequences import (
+    OUTPUT,
+    TrainingSequences,
+    claim_folder,
+    read_sequences,
+    sequences_folder,
+    write_sequences,
+)
 from mmspec.training.settings import TrainingSettings
 
 SCHEMA_VERSION = 1
@@ -113,10 +121,11 @@ class Trainer:
         Args:
             on_chunk: Called after each chunk with its number of sequences.
         """
-        s, folder = self.settings, self.folder / "work" / "sequences"
+        s = self.settings
         if KINDS[s.kind].decodes is not None:
             return TrainingSequences(torch.empty(s.sequences, 0, dtype=torch.int64), None)
         keep = s.keep_features and KINDS[s.kind].keeps_features
+        folder = sequences_folder(self.folder)
         claim_folder(folder, s, self.pipe)
         write_sequences(
             partial(s.prepare, self.pipe),
@@ -174,7 +183,7 @@ class Trainer:
             return
         with replacing_folder(self.folder) as partial:
             self._best.save_pretrained(partial)
-        with replacing(self.folder / "training.json") as partial:
+        with replacing_inside(self.folder, "training.json") as partial:
             partial.write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 
     def record(self) -> dict[str, Any]:
@@ -283,7 +292,7 @@ class Trainer:
             "curve": [asdict(point) for point in self.curve],
             "best": self._best.state_dict(),
         }
-        with replacing(self._checkpoint) as partial:
+        with replacing_inside(self.folder, "work/checkpoint.pt") as partial:
             torch.save(state, partial)
 
     def _load_checkpoint(self) -> dict[str, Any] | None:

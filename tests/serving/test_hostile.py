@@ -435,7 +435,7 @@ def test_an_engine_that_has_ended_is_no_error_of_the_client() -> None:
         models[0].engine._engine.engine.step = fail  # type: ignore[attr-defined]
         assert running.request(IMAGES, IMAGE)[0] == 500
         status, _, content = running.request(IMAGES, IMAGE)
-        assert status == 503 and json.loads(content)["error"]["code"] == "draining"
+        assert status == 503 and json.loads(content)["error"]["code"] == "engine_failed"
         assert running.request("/health")[0] == 503
 
 

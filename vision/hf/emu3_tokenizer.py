@@ -12,6 +12,7 @@ from transformers import Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mmspec.errors import ModelError
+from mmspec.inputs import read_bytes, read_text
 
 RANKS, MARKS = "emu3.tiktoken", "emu3_vision_tokens.txt"
 BEGIN, END, PAD = "<|extra_203|>", "<|extra_204|>", "<|endoftext|>"
@@ -29,9 +30,9 @@ def read_emu3_tokenizer(folder: Path) -> Qwen2Tokenizer:
         ModelError: If a file is missing or damaged.
     """
     try:
-        lines = (folder / RANKS).read_bytes().split(b"\n")
+        lines = read_bytes(folder / RANKS, "file").split(b"\n")
         ranks = {base64.b64decode(line.split()[0]): int(line.split()[1]) for line in lines if line.strip()}
-        listed = (folder / MARKS).read_text(encoding="utf-8").split("\n")
+        listed = read_text(folder / MARKS, "file").split("\n")
     except (OSError, ValueError, IndexError, binascii.Error) as error:
         raise ModelError(f"processor={str(folder)!r} has no readable {RANKS} and {MARKS}: {error}") from None
     letters = bytes_to_unicode()

@@ -16,6 +16,7 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration, Cha
 from mmspec.checkpoint import read_tensors, sizes_of
 from mmspec.documents import read_object
 from mmspec.errors import ModelError
+from mmspec.inputs import read_text
 from mmspec.vision.hf.original_weights import load_renamed, rename
 
 WEIGHTS = ("consolidated.pth", "consolidated.00.pth")
@@ -150,7 +151,7 @@ def vocabulary(text: Mapping[str, Any]) -> dict[str, int]:
 def resolution(folder: Path) -> int:
     """Height and width of images, from `vqgan.yaml`; 512, as published, without the file."""
     path = folder / "tokenizer" / "vqgan.yaml"
-    found = re.search(r"resolution:\s*(\d+)", path.read_text(encoding="utf-8")) if path.is_file() else None
+    found = re.search(r"resolution:\s*(\d+)", read_text(path, "vqgan.yaml")) if path.is_file() else None
     return int(found[1]) if found else 512
 
 

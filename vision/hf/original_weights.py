@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.checkpoint import building, check_tensors, describe, read_tensors
+from mmspec.code_settings import refuse_quantized
 from mmspec.errors import ModelError
 from mmspec.hf.folder import LOAD_ERRORS
 
@@ -60,6 +61,7 @@ def load_renamed(
     Raises:
         ModelError: If the model cannot be built with these sizes, or names or shapes do not fit.
     """
+    refuse_quantized(config.to_dict(), what)
     with building(what, f"a {kind.__name__}"):
         check_tensors(what, tensors, kind(config))
     if not isinstance(dtype, torch.dtype):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.errors import ModelError
+from mmspec.inputs import check_regular
 from mmspec.media.listing import natural_order
 from mmspec.vision.infinity.transformer import InfinityTransformer
 from mmspec.vision.llamagen.checkpoint import read_tensors
@@ -76,6 +77,7 @@ def read_text_features(path: str | Path) -> list[Tensor]:
         ModelError: If the file cannot be read, or a tensor is not [T, C].
     """
     try:
+        check_regular(Path(path))
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"file {str(path)!r} has no features of texts: {' '.join(str(error).split())[:200]}") from None

@@ -22,6 +22,7 @@ from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, r
 from mmspec.audio.text import split_text
 from mmspec.checkpoint import count_blocks, sizes_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.inputs import check_regular
 from mmspec.sampling.params import SamplingParams
 
 FILE = "t3_cfg.safetensors"
@@ -226,6 +227,7 @@ def read_tokenizer(where: Path) -> Tokenizer:
     """
     file = where / "tokenizer.json" if where.is_dir() else where
     try:
+        check_regular(file)
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers has no narrower class
         raise ModelError(f"tokenizer '{file}' cannot be loaded: {error}") from None

@@ -189,5 +189,5 @@ def read_tokenizer(where: Path) -> Any:
     """
     try:
         return AutoTokenizer.from_pretrained(where, trust_remote_code=False)  # None asks on stdin
-    except (*LOAD_ERRORS, ImportError) as error:
+    except LOAD_ERRORS as error:
         raise ArgumentError(f"tokenizer '{where}' cannot be loaded: {describe(error)}") from None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen2Config, Qwen2Model
+from transformers import Qwen2Model
 
 from mmspec.audio.models.codec_lm.cosyvoice_tokens import END_OF_PROMPT, VERSION_2, VERSION_3
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
@@ -23,7 +23,7 @@ from mmspec.audio.text import split_text
 from mmspec.checkpoint import check_depths, sizes_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.merged_vocabulary import MergedVocabulary
-from mmspec.hf.folder import read_json, read_processor
+from mmspec.hf.folder import read_config, read_json, read_processor
 from mmspec.sampling.logits_processors import RepetitionAware
 from mmspec.sampling.params import SamplingParams
 
@@ -161,8 +161,9 @@ def read(
     table = state["speech_embedding.weight"]
     embed = fill(file, nn.Embedding(*table.shape), state, "speech_embedding.")
     check_depths(f"model '{folder / TEXT_MODEL}'", read_json(folder / TEXT_MODEL / "config.json"), len(state))
+    config = read_config(Qwen2Model, folder / TEXT_MODEL, f"model '{folder / TEXT_MODEL}'")
     with sizes_of(f"model '{folder / TEXT_MODEL}'", "a Qwen2"):
-        decoder = Qwen2Model(Qwen2Config.from_pretrained(folder / TEXT_MODEL))
+        decoder = Qwen2Model(config)
     fill(file, decoder, state, "llm.model.model.")
     for part in (head, embed, decoder):
         part.to(device, dtype).eval()

@@ -24,6 +24,7 @@ from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.head import Head
 from mmspec.hf.folder import read_json
+from mmspec.inputs import check_regular
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -155,6 +156,7 @@ def from_folder(source: PublishedFolder) -> HeartMuLaAdapter:
     if not isinstance(processor, Tokenizer):
         file = beside(source.folder, "tokenizer.json") if processor is None else Path(processor)
         try:
+            check_regular(file)
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises Exception itself
             raise ModelError(f"tokenizer {str(file)!r} cannot be read: {describe(error)}") from None

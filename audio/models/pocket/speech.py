@@ -25,6 +25,7 @@ from mmspec.batching.run import Decoded
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
+from mmspec.inputs import check_regular
 from mmspec.media.listing import list_files
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -238,6 +239,7 @@ def read_voice(name: str, voice: Any, width: int, processor: Any) -> Tensor:
     allowed = f"a .safetensors file of latents [frames, {width}], these latents, or audio [samples] at the codec's rate"
     if isinstance(voice, (str, Path)):
         try:
+            check_regular(Path(voice))
             (voice,) = load_file(voice).values()
         except (OSError, ValueError, SafetensorError) as error:
             raise ArgumentError(

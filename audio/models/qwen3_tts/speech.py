@@ -243,7 +243,7 @@ def read_tokenizer(where: str | Path) -> Any:
     try:
         access = current_access()
         return Qwen2Tokenizer.from_pretrained(where, cache_dir=access.cache_dir, token=access.token)
-    except (*LOAD_ERRORS, ImportError) as error:
+    except LOAD_ERRORS as error:
         raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {describe(error)}") from None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from mmspec.documents import read_json
 from mmspec.errors import ArgumentError
 from mmspec.knobs import RUNNERS
 from mmspec.metrics.bench.gpu.outer_passes import Passes
@@ -78,8 +80,7 @@ def read_rows(folders: str) -> dict[MeasuredRecipe, float]:
     for name in folders.split(","):
         path = Path(name)
         try:
-            file = path / "results.json" if path.is_dir() else path
-            record = json.loads(file.read_text(encoding="utf-8"))
+            record = read_json(path / "results.json" if path.is_dir() else path, "--results")
             drafter = record.get("config", {}).get("drafter") is not None
             for row in record["rows"]:
                 recipe = parse(row["recipe"])
@@ -87,7 +88,7 @@ def read_rows(folders: str) -> dict[MeasuredRecipe, float]:
                 if recipe.info.drafts and not (recipe.auto or recipe.auto_branch):
                     alone = recipe.knobs.get("refresh") == "outer" and recipe.knobs["layers"] in (0, 2)
                     found.setdefault(MeasuredRecipe(recipe, drafter and alone), float(tokens))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ArgumentError(
                 f"--results: '{name[:200]}' is neither a folder of mmspec eval nor a record of mmspec bench"
             ) from error
@@ -103,8 +104,11 @@ def drafts_without_network(recipe: Recipe) -> bool:
 
 
 def _of_record(path: Path, recipe: str | None) -> list[float]:
+    record: Any = None  # of what cannot be read
+    with suppress(ArgumentError):
+        record = read_json(path, "--acceptance")
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        rows = record["rows"]
         found = [row for row in rows if (row["recipe"] == recipe if recipe else row["recipe"] != "plain")]
         if not found:
             known = ", ".join(dict.fromkeys(str(row["recipe"]) for row in rows))

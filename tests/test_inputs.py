@@ -1,0 +1,54 @@
+"""Opening files of unknown origin."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from mmspec.errors import ArgumentError
+from mmspec.inputs import bounded_lines, check_regular, open_regular, read_bytes, read_text
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_bytes(b"\xef\xbb\xbfa\n")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("file", "link"):
+        with open_regular(tmp_path / name) as file:
+            assert file.read() == b"\xef\xbb\xbfa\n"
+        assert read_text(tmp_path / name, "--file") == "a\n"
+    for name in ("fifo", "zero", ".", "none"):
+        with pytest.raises(OSError):
+            check_regular(tmp_path / name)
+    for name, reason in (
+        ("fifo", "it is not a regular file"),
+        ("zero", "it is not a regular file"),
+        (".", "Is a directory"),
+        ("none", "No such file"),
+        ("a\0", "null"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"--file: cannot read '.*': .*{reason}"):
+            read_bytes(tmp_path / name, "--file")
+
+
+def test_large_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ArgumentError, match="1,099,511,627,776 bytes of one JSON or YAML file exceed the limit"):
+        read_bytes(tmp_path / "sparse", "--file")
+    monkeypatch.setenv("MMSPEC_MAX_FILE_BYTES", "3")
+    (tmp_path / "small").write_bytes(b"abcd")
+    with pytest.raises(ArgumentError, match="4 bytes of"):
+        read_bytes(tmp_path / "small", "--file")
+
+
+def test_long_lines_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(bounded_lines(io.BytesIO(b"a\nb"), "'f'")) == [b"a\n", b"b"]
+    assert list(bounded_lines(io.StringIO("a\n\nb\n"), "'f'")) == ["a\n", "\n", "b\n"]
+    monkeypatch.setenv("MMSPEC_MAX_FILE_BYTES", "10")
+    with open("/dev/zero", "rb") as endless, pytest.raises(ArgumentError, match=r"'f' line 1: 11 bytes"):
+        list(bounded_lines(endless, "'f'"))
