@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec import limits
-from mmspec.arguments import check_callback, check_flag, check_integer, shown, text_list
+from mmspec.arguments import check_callback, check_flag, check_integer, check_text, processor_errors, shown, text_list
 from mmspec.audio.adapter import (
     PreparableJob,
     PreparedText,
@@ -170,14 +170,11 @@ class SpeechPipeline:
         if voice is not None and voice not in voices:
             known = f"use one of {', '.join(voices)}" if voices else "this model has no voices to choose from"
             raise ArgumentError(f"voice={voice!r} is not allowed; {known}")
-        if not isinstance(text, str):
-            raise PromptError(f"text={shown(text)} is not allowed; it must be a string")
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise PromptError(f"text={text!r} has surrogates, which are not characters; decode it correctly")
-        if not text.strip():
+        if not check_text("text", text).strip():
             raise PromptError(f"text={text!r} is empty; give words to say")
         limits.TEXT.check("text", len(text))
-        return self.adapter.read(text, voice)
+        with processor_errors("text", text):
+            return self.adapter.read(text, voice)
 
     @refuse_unknown_keywords
     def __call__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 from mmspec.audio.text_cuts import all_cuts, ends_with_mark, line_ends
@@ -36,14 +36,30 @@ def split_text(text: str, max_letters: int) -> list[str]:
     """
     text = text.strip()
     total = [0, *accumulate(map(_weight, text))]
-    spans = [(0, len(text))]
-    for find_cuts in all_cuts(text):
-        if all(total[end] - total[start] <= max_letters for start, end in spans):
-            break
-        cuts = find_cuts()
-        spans = [part for span in spans for part in _split(text, total, span, cuts, max_letters)]
-    lines = set(line_ends(text)) if len(spans) > 1 else set()
-    return [Line(text[start:end]) if end in lines else text[start:end] for start, end in spans]
+    return _split(text, max_letters, lambda start, end: total[end] - total[start], all_cuts(text))
+
+
+def split_tokens(text: str, max_tokens: int, count: Callable[[str], int]) -> list[str]:
+    """Splits a text as `split_text` does, into pieces of at most `max_tokens` tokens; semicolons end clauses.
+
+    Args:
+        text: The text.
+        max_tokens: Tokens of a piece, at most.
+        count: The number of tokens of a text.
+    """
+    text = text.strip()
+    sentences, clauses, *others = all_cuts(text)
+
+    def ends(semicolons: bool) -> list[int]:
+        return [end for end in sentences() if (text[end - 1] in ";:") == semicolons]
+
+    cuts = (lambda: ends(False), lambda: sorted([*ends(True), *clauses()]), *others)
+    return _split(text, max_tokens, lambda start, end: count(text[start:end]), cuts)
+
+
+def ending_like(piece: str, text: str) -> str:
+    """A text made of a piece, which ends with a line if the piece does."""
+    return Line(text) if isinstance(piece, Line) else text
 
 
 def ends_sentence(text: str) -> bool:
@@ -64,15 +80,29 @@ def _weight(letter: str) -> int:
 
 
 def _split(
-    text: str, total: Sequence[int], span: tuple[int, int], cuts: Sequence[int], max_letters: int
+    text: str, most: int, measure: Callable[[int, int], int], levels: Iterable[Callable[[], Sequence[int]]]
+) -> list[str]:
+    """The pieces of a text, cut at the first level of cuts that suffices for each of its parts."""
+    spans = [(0, len(text))]
+    for find_cuts in levels:
+        if all(measure(*span) <= most for span in spans):
+            break
+        cuts = find_cuts()
+        spans = [part for span in spans for part in _cut(text, span, cuts, most, measure)]
+    lines = set(line_ends(text)) if len(spans) > 1 else set()
+    return [Line(text[start:end]) if end in lines else text[start:end] for start, end in spans]
+
+
+def _cut(
+    text: str, span: tuple[int, int], cuts: Sequence[int], most: int, measure: Callable[[int, int], int]
 ) -> list[tuple[int, int]]:
-    """The spans that a span becomes, cut at as few cuts as give at most `max_letters` each, if they suffice."""
+    """The spans that a span becomes, cut at as few cuts as give at most `most` each, if they suffice."""
     start, last = span
-    if total[last] - total[start] <= max_letters:
+    if measure(start, last) <= most:
         return [span]
     spans, before = list[tuple[int, int]](), start
     for cut in (*cuts[bisect_right(cuts, start) : bisect_left(cuts, last)], last):
-        if total[cut] - total[start] > max_letters and before > start:
+        if before > start and measure(start, cut) > most:
             spans.append((start, start + len(text[start:before].rstrip())))
             start = before
             while start < last and text[start].isspace():

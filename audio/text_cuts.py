@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import regex
 
@@ -32,11 +34,11 @@ _UNMARKED = tuple(
     for pattern in (
         r"(?<!\s)(?=[^\S\u00a0\u2007\u202f])|(?<=[፡\u200b])(?![\s\p{P}])",
         r"(?<!\s)(?=\s)",
-        r"(?<=\p{Hiragana})(?=[\p{Han}\p{Katakana}\p{Latin}])|(?<=\p{L}\p{M}*)(?=[เ-ไເ-ໄ])|(?<=[་])(?![\s\p{P}])",
+        r"(?<=\p{Hiragana})(?=[\p{Han}\p{Katakana}\p{Latin}])|(?<=[\p{L}\p{M}])(?=[เ-ไເ-ໄ])|(?<=[་])(?![\s\p{P}])",
         rf"(?:(?<={_DENSE})|(?={_DENSE}))(?<!\p{{Katakana}}(?=[\p{{Katakana}}ー]))(?<![\u1039\u17d2\u0e40-\u0e44])"
         r"(?<!\p{Ps}|\p{Pi})(?![\p{M}\p{Po}\p{Pe}\p{Pf}ーぁぃぅぇぉっゃゅょァィゥェォッャュョะาำ\u0eb0\u0eb2\u0eb3]|\u200d)"
         r"(?![\u1000-\u1021]\u1037?[\u1039\u103a])",
-        r"(?<=\X)(?=\X)",
+        r"\X",
     )
 )
 
@@ -151,9 +153,10 @@ def ends_with_mark(text: str) -> bool:
     return _ENDS.search(text.rstrip()) is not None
 
 
-def all_cuts(text: str) -> Iterator[Callable[[], list[int]]]:
-    """The functions that find cuts, the best cuts first."""
-    yield lambda: sentence_ends(text)
-    yield lambda: clause_ends(text)
-    for pattern in _UNMARKED:
-        yield lambda pattern=pattern: [found.start() for found in pattern.finditer(text)]
+def all_cuts(text: str) -> Sequence[Callable[[], list[int]]]:
+    """The functions that find cuts, the best cuts first: of sentences, of clauses, and without a mark."""
+
+    def unmarked(pattern: Any) -> list[int]:
+        return [found.start() for found in pattern.finditer(text)]
+
+    return partial(sentence_ends, text), partial(clause_ends, text), *(partial(unmarked, each) for each in _UNMARKED)

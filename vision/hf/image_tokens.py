@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmspec.arguments import processor_errors
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.vision.hf.image_adapter import DecodingJob, ImageAdapter
+from mmspec.vision.hf.image_request import ImageRequest
 from mmspec.vision.previews import complete
 
 
@@ -62,12 +64,22 @@ def sequences_of(codes: Tensor, adapter: ImageAdapter, job: DecodingJob, layout:
     return tokens
 
 
-def check_length(job: DecodingJob, max_length: int) -> None:
-    """Checks that the longest prompt and the image have at most `max_length` tokens, and the longest negative prompt.
+def image_job_of(adapter: ImageAdapter, request: ImageRequest) -> DecodingJob:
+    """The job of a request, whose prompts the processor can read, and which fits into the model's positions.
 
     Raises:
-        PromptError: If they have more.
+        PromptError: If the model does not accept a prompt, or it is too long.
+        ArgumentError: If the model does not support an option of the request.
     """
+    prompts = list(dict.fromkeys(request.prompts))
+    with processor_errors("prompt", prompts[0] if len(prompts) == 1 else prompts):
+        job = adapter.job(request)
+    _check_length(job, adapter.max_length)
+    return job
+
+
+def _check_length(job: DecodingJob, max_length: int) -> None:
+    """Checks that the longest prompt, or negative prompt, and the image have at most `max_length` tokens."""
     for name, mask in (("prompt", "attention_mask"), ("negative_prompt", "negative_prompt_attention_mask")):
         longest = int(job.arguments[mask].sum(1).max()) if mask in job.arguments else 0
         if longest + job.length > max_length:

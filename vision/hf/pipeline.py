@@ -32,7 +32,7 @@ from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
 from mmspec.vision.hf.image_adapter import Components, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest, read_negative_prompts, read_prompts
-from mmspec.vision.hf.image_tokens import check_length, codes_so_far, new_tokens, sequences_of
+from mmspec.vision.hf.image_tokens import codes_so_far, image_job_of, new_tokens, sequences_of
 from mmspec.vision.hf.registry import image_adapter_of
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
 from mmspec.vision.previews import complete, visible
@@ -181,8 +181,7 @@ class TransformersPipeline(DiffusionPipeline):
         if negatives is not None:
             negatives = [text for text in negatives for _ in range(num_images_per_prompt)]
         rows = len(prompts)
-        job = adapter.job(ImageRequest(prompts, sampling.guidance_scale != 1, negatives, height, width))
-        check_length(job, adapter.max_length)
+        job = image_job_of(adapter, ImageRequest(prompts, sampling.guidance_scale != 1, negatives, height, width))
         device = input_device(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in job.arguments.items()}
         seeds = row_seeds(seed, rows, generator)
@@ -291,7 +290,7 @@ class TransformersPipeline(DiffusionPipeline):
         sampling = self._sampling()
         request = ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None)
         job, adapter = self._generate_job(request, sampling), self._adapter()
-        return sequences_of(codes, adapter, adapter.job(request), job.layout, job.plan.first_id)
+        return sequences_of(codes, adapter, image_job_of(adapter, request), job.layout, job.plan.first_id)
 
     def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
         """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
@@ -317,8 +316,7 @@ class TransformersPipeline(DiffusionPipeline):
         (text,) = read_prompts(prompt if prompt is None else one_text("prompt", prompt))
         negatives = read_negative_prompts(options.get("negative_prompt"), 1)
         height, width = options.get("height"), options.get("width")
-        image_job = adapter.job(ImageRequest([text], sampling.guidance_scale != 1, negatives, height, width))
-        check_length(image_job, adapter.max_length)
+        image_job = image_job_of(adapter, ImageRequest([text], sampling.guidance_scale != 1, negatives, height, width))
         (seed,) = row_seeds(options.get("seed"), 1)
 
         def codes_of(tokens: Tensor) -> Tensor:
@@ -381,8 +379,7 @@ class TransformersPipeline(DiffusionPipeline):
             ArgumentError: If the model does not support an option of the request.
         """
         adapter = self._adapter()
-        image_job = adapter.job(request)
-        check_length(image_job, adapter.max_length)
+        image_job = image_job_of(adapter, request)
         device = input_device(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in image_job.arguments.items()}
         jobs: list[GenerateJob] = []

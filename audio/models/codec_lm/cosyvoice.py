@@ -19,7 +19,7 @@ from mmspec.audio.models.codec_lm.cosyvoice_tokens import END_OF_PROMPT, VERSION
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, read_state
 from mmspec.audio.reference_audio import ReferenceCodes
-from mmspec.audio.text import split_text
+from mmspec.audio.text import ending_like, split_text
 from mmspec.checkpoint import check_depths, sizes_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.merged_vocabulary import MergedVocabulary
@@ -82,7 +82,7 @@ class CosyVoice:
         instruction, mark, words = text.rpartition(END_OF_PROMPT)
         if not words.strip():
             raise PromptError(f"text={text!r} has no words after {END_OF_PROMPT}; give words to say")
-        return [f"{instruction}{mark}{piece}" for piece in split_text(words, MAX_LETTERS)]
+        return [ending_like(piece, f"{instruction}{mark}{piece}") for piece in split_text(words, MAX_LETTERS)]
 
     def prompt(self, text: str) -> TextPrompt:
         instruction, mark, words = text.rpartition(END_OF_PROMPT)

@@ -22,6 +22,7 @@ from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_c
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.errors import ArgumentError
+from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -76,7 +77,7 @@ class DiaAdapter:
         reference: ReferenceCodes | None = None,
     ) -> None:
         self.reference = reference
-        self.model, self.processor, self.codec = model.eval(), processor, codec
+        self.model, self.processor, self.codec = model.eval(), with_padding(processor), codec
         self.draft_model = None if draft_model is None else check_same_class(model, draft_model).eval()
         config, last_delay = model.generation_config, max(model.config.delay_pattern)
         # Frames of a part and its context together.
