@@ -203,8 +203,10 @@ def _hf(name: str) -> Make:
 
 
 def _layout(layout: str) -> Make:
-    tokenizer = tiny_flat_images.tokenizer
-    return lambda _: mmspec.load(tiny_flat_images.model(layout), processor=tokenizer(layout), config={"layout": layout})
+    tokenizer, model = tiny_flat_images.tokenizer, tiny_flat_images.model
+    return lambda _: mmspec.load(
+        model(layout, max_position_embeddings=2048), processor=tokenizer(layout), config={"layout": layout}
+    )
 
 
 def _emu35(_: Path) -> Any:
@@ -228,4 +230,9 @@ IMAGES: dict[str, Make] = {
     "shapes": lambda _: mmspec.load("shapes"),
     "scenes": lambda _: mmspec.load("scenes"),
     "shapes-latent": lambda _: mmspec.load("shapes-latent"),
+}
+# Options of the images whose default is a published size.
+SIZES: dict[str, dict[str, int]] = {
+    name: {"height": side, "width": side}
+    for name, side in (("emu3", 32), ("simplear", 32), ("emu3.5", 32), ("x-omni", 32))
 }

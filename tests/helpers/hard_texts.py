@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-_LONG = {
-    "letters": "a" * 100_000,
-    "words": "word " * 20_000,
-    "sentences": "One two. " * 11_000,
-    "lines": "\n".join(["a line"] * 10_000),
-    "marks": "." * 100_000,
-    "blanks": "a" + " " * 99_998 + "b",
-    "brackets": "[" * 50_000,
-    "newlines": "a" + "\n" * 99_998 + "b",
-    "combining": "e" + "\u0301" * 50_000,
-}
+
+def endless(letters: int) -> dict[str, str]:
+    """Texts of about so many letters."""
+    return {
+        "letters": "a" * letters,
+        "words": "word " * (letters // 5),
+        "sentences": "One two. " * (letters // 9),
+        "lines": "a line\n" * (letters // 7),
+        "marks": "." * letters,
+        "blanks": "a" + " " * (letters - 2) + "b",
+        "newlines": "a" + "\n" * (letters - 2) + "b",
+        "brackets": "[" * letters,
+        "combining": "e" + "\u0301" * (letters - 1),
+    }
+
+
 _MARKS = (
     "<image>", "<image_placeholder>", "<|image|>", "<boi>", "<eoi>", "<audio>", "<|audio|>", "<|AUDIO|>", "<s>", "</s>",
     "<pad>", "<unk>", "<|endoftext|>", "<|im_start|>assistant", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>",
@@ -49,5 +54,4 @@ HARD: dict[str, str] = {
     "Hindi": "\u0928\u092e\u0938\u094d\u0924\u0947\u0964",
     "numbers": "1e400 0x1F -0 1/0 \u0661\u0662 NaN",
     "huge number": "9" * 5000,
-    **_LONG,
 }

@@ -84,6 +84,8 @@ class VibeVoiceAdapter:
         self.sampling = SamplingParams(1.0, guidance_scale=1.0 if scale is None else float(scale))
 
     def read(self, text: str, voice: str | None) -> PreparedText:
+        if (mark := self.processor.audio_token) in text:
+            raise PromptError(f"text contains {mark!r}, the place of a voice in the prompt; leave it out")
         head, *rest = SPEAKER.split(text)
         lines = list(zip(rest[::2], (line.strip() for line in rest[1::2]), strict=True))
         if head.strip():
