@@ -12,11 +12,11 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import ends_sentence
 from mmspec.batching.request import PreparedBatch, PreparedRows
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
-from mmspec.engine import Decoded, run
 from mmspec.heads.checkpoint import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.recipes import Recipe

@@ -14,9 +14,9 @@ from mmspec.audio.outputs import AudioOutput, AudioStream
 from mmspec.audio.part_stream import stream_part
 from mmspec.audio.resampling import Resampler, resample
 from mmspec.audio.text_parts import continued, continues_latest
-from mmspec.decoding.loop import OnStep
+from mmspec.batching.run import Decoded
 from mmspec.decoding.stats import RowStats, Stats
-from mmspec.engine import Decoded
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 
 MAX_PAUSE = 60  # seconds

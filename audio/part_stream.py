@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.adapter import SpeechAdapter, codec_of_part
-from mmspec.decoding.loop import OnStep
-from mmspec.decoding.step import Step
-from mmspec.engine import Decoded
+from mmspec.batching.run import Decoded
+from mmspec.decoding.step import OnStep, Step
 
 
 class _StreamClosed(Exception):

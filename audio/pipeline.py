@@ -28,9 +28,9 @@ from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text_parts import continued, continues_latest, decode_parts, draws_voice, part_seed
 from mmspec.batching.request import PreparedBatch, PreparedRequest, RowPrompt
-from mmspec.decoding.loop import OnStep
+from mmspec.batching.run import Decoded
 from mmspec.decoding.stats import Stats
-from mmspec.engine import Decoded
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse

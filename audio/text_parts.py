@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.audio.adapter import ContinuesLatest, PreparedText, SpeechAdapter, SupportsVoiceContinuation
+from mmspec.batching.run import Decoded
 from mmspec.decoding.stats import RowStats, Stats
-from mmspec.engine import Decoded
 
 _SEED_STRIDE = 2**32  # between the seeds of one text's parts
 

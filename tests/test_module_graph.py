@@ -50,10 +50,8 @@ LAYERS = (
     ("mmspec.drafters", "mmspec.masked"),
     ("mmspec.continuous",),
     ("mmspec.registry", "mmspec.ways_to_draft", "mmspec.recipes"),
-    ("mmspec.engine",),
+    ("mmspec.decoding.assembly",),
     ("mmspec.batching",),
-    # What pipelines of latents call; it hands their sampler to the engine.
-    ("mmspec.continuous.run",),
     ("mmspec.continuous.prepared",),
     ("mmspec.hf", "mmspec.training", "mmspec.testing"),
     ("mmspec.bulk",),

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, MMSpecError, UnknownNameError
 from mmspec.knobs import Knob
 from mmspec.recipes import Recipe, default_recipe, parse

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import shown
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import PARTS, Stats
-from mmspec.decoding.step import Step
+from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError, did_you_mean
 
 CallbackOnStepEnd = Callable[[Any, int, int, dict[str, Any]], dict[str, Any] | None]
@@ -76,6 +75,7 @@ def observer(
     start = time.perf_counter()
 
     def observe(step: Step) -> None:
+        bar.total = step.total
         bar.update(step.committed - bar.n)
         if on_step is not None:
             on_step(step)

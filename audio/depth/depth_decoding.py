@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.captured_depth import CapturedDepth
+from mmspec.decoding.assembly import build_rule, running_batch
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target
 from mmspec.decoding.window_policy import Committed, WindowPolicy
-from mmspec.engine import build_rule, run_rows
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
@@ -201,9 +201,10 @@ class DepthDecoding:
         part = Meter(device, count)
         part.clock = meter.clock
         sampler, rule = self.sampler.with_constraint(constraint), build_rule(recipe, resources)
-        calls = run_rows(target, recipe, rule, sampler, state, samplings, resources, self.policy, part, None)
+        batch = running_batch(target, recipe, rule, sampler, state, samplings, resources, self.policy, part)
+        batch.run()
         add_counts(meter, part, ids)
-        return state.result()[:, start:], calls
+        return state.result()[:, start:], batch.draft_calls
 
     def _plain(self, target: CapturedDepth, first: Tensor, meter: Meter, ids: NDArray[np.int64]) -> Tensor | None:
         """The codes without drafts, sampled by one graph; None if they must be sampled one by one.

@@ -18,15 +18,14 @@ from mmspec.audio.depth.depth_decoding import (
     frame_numbers,
 )
 from mmspec.decoding.adaptive_window import AdaptiveWindows
+from mmspec.decoding.assembly import window_policy
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import Step
+from mmspec.decoding.stats import Meter, Stats
+from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
 from mmspec.decoding.target import cache_bytes
 from mmspec.decoding.window_policy import WindowPolicy
-from mmspec.engine import window_policy
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.mirrored import Download, on_device, upload
@@ -75,6 +74,18 @@ class FrameBatch:
     def cache_bytes(self) -> int:
         """Bytes of the KV cache, if the model knows."""
         return cache_bytes(self._model)
+
+    def stats(self) -> Stats:
+        """The statistics so far."""
+        return self.meter.stats(self.draft_calls, self.state.truncated)
+
+    def run(self) -> None:
+        """Decodes until every row is finished."""
+        with torch.inference_mode():
+            running = self.start()
+            while running:
+                running = self.step()
+        self.meter.clock.lap("other")
 
     def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:
         """Sets the policy of the next frames.
@@ -191,12 +202,14 @@ class PreparedFrames:
     recipe: Recipe | None = None
     tokens: Callable[[Tensor], Tensor] | None = None
 
-    def batch(self, recipe: Recipe, seeds: Sequence[int], on_step: OnStep | None = None) -> FrameBatch:
+    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> FrameBatch:
         """The batch, before its first frame.
 
         Raises:
-            ArgumentError: For a recipe with trees.
+            ArgumentError: For a recipe with trees, and if entropies are asked for.
         """
+        if watch.measure_entropy:
+            raise ArgumentError("measure_entropy is not possible here: the tokens of a frame come from two models")
         if recipe.info.tree:
             raise ArgumentError(f"recipe {recipe.name!r} is not possible here: a depth decoder reads windows only")
         model, spec, count = self.model, self.spec, len(seeds)
@@ -214,7 +227,7 @@ class PreparedFrames:
         draft = self.draft if recipe.needs_draft_model else None
         meter = Meter(model.device, count)
         first, rest = [spec.first] * count, [spec.rest] * count
-        return FrameBatch(model, draft, recipe, state, first, rest, policy, meter, on_step)
+        return FrameBatch(model, draft, recipe, state, first, rest, policy, meter, watch.on_step)
 
 
 def decode_frames(
@@ -241,12 +254,7 @@ def decode_frames(
         ArgumentError: For a recipe with trees.
     """
     resources = DraftResources(adaptive_windows={} if adaptive_windows is None else adaptive_windows)
-    batch = PreparedFrames(model, spec, resources, draft).batch(recipe, seeds, on_step)
-    state, meter = batch.state, batch.meter
-    with torch.inference_mode():
-        running = batch.start()
-        while running:
-            running = batch.step()
-    meter.clock.lap("other")
-    longest = int(np.max(state.length))  # rows that started together: those that ran to the end are the longest
-    return DecodedFrames(state.result()[:, :longest], meter.stats(batch.draft_calls, state.truncated))
+    batch = PreparedFrames(model, spec, resources, draft).batch(recipe, seeds, Watch(on_step))
+    batch.run()
+    longest = int(np.max(batch.state.length))  # rows that started together: those that ran to the end are the longest
+    return DecodedFrames(batch.state.result()[:, :longest], batch.stats())

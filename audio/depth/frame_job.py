@@ -10,10 +10,10 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_batch import PreparedFrames, decode_frames
 from mmspec.audio.depth.frame_windows import decode_frame_windows, frames_ahead, prepare_frame_windows
 from mmspec.batching.request import PreparedBatch
+from mmspec.batching.run import Decoded
 from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe

@@ -30,13 +30,12 @@ from mmspec.audio.depth.depth_decoding import (
     given_constraint,
 )
 from mmspec.batching.request import PreparedRows
+from mmspec.batching.run import run
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.step import Step
+from mmspec.decoding.step import OnStep, Step
 from mmspec.decoding.target import cache_bytes
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe

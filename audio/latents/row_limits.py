@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mmspec.continuous.run import Latents
-from mmspec.engine import Decoded
+from mmspec.batching.run import Decoded
+from mmspec.continuous.prepared import Latents
 
 
 def cut_rows(found: Latents, limits: Sequence[int]) -> Decoded:

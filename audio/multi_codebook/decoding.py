@@ -11,15 +11,15 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmspec.batching.request import PreparedRows
+from mmspec.batching.run import Decoded, run
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
 from mmspec.drafters.masked import MaskedModel
-from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.request import GenerateRequest
 from mmspec.recipes import Recipe

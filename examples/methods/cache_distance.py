@@ -10,9 +10,9 @@ import sys
 import torch
 
 import mmspec
+from mmspec.batching.run import run
 from mmspec.decoding.gear import Gear
 from mmspec.decoding.quantized_cache import cache_distance, quantized_cache
-from mmspec.engine import run
 from mmspec.metrics.prompts import read_prompts
 from mmspec.recipes import parse
 

@@ -52,7 +52,7 @@ def gains(pipe: object, name: str, recipe: str, policy: FixedWindow) -> list[str
     lines = (EXAMPLES / PROMPTS[name]).read_text(encoding="utf-8").splitlines()
     prompts = [line for line in lines if line and not line.startswith("#")][:ROWS]
     sampling = {} if name == "spoken" else {"temperature": 1.0, "guidance_scale": 1.0}
-    with patch("mmspec.engine.window_policy", lambda *_: policy):
+    with patch("mmspec.decoding.assembly.window_policy", lambda *_: policy):
         pipe(prompts, recipe=f"{recipe}:window={policy.width}", seed=0, on_step=on_step, **sampling)  # type: ignore[operator]
     found = []
     for row in np.array(lengths).T:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.step import OnStep
 from mmspec.metrics.metric import Kind
 from mmspec.recipes import Recipe
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from mmspec.batching.run import run
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
-from mmspec.engine import run
 from mmspec.errors import unknown_name
 from mmspec.metrics.bench.kernels import SAMPLING, copy_bandwidth, timed
 from mmspec.recipes import parse

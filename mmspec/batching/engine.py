@@ -15,10 +15,11 @@ from torch import Tensor
 from mmspec.arguments import check_integer, shown
 from mmspec.batching.fair_queue import FairQueue
 from mmspec.batching.group import Group, Progress, Row, start_group
-from mmspec.batching.request import EnginePipeline, FinishReason, Request, RequestOutput
+from mmspec.batching.request import EnginePipeline, FinishReason, PreparedRequest, Request, RequestOutput
 from mmspec.batching.stats import EngineStats
 from mmspec.batching.totals import Totals
 from mmspec.decoding.stats import PARTS, RowStats, Stats
+from mmspec.decoding.step import UNWATCHED
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, default_recipe, parse
 
@@ -85,6 +86,8 @@ class Engine:
                 f"pipe={type(pipe).__name__} is not supported by engines, which decode models with one stream of tokens"
             )
         self.pipe: EnginePipeline = pipe
+        self._watch, self._shared = UNWATCHED, True  # requests come and go while others are decoded
+        self._streams = True  # tokens are given out as they come
         self.recipe = default_recipe(pipe) if recipe is None else parse(recipe)
         self.max_rows = max_rows
         self.max_waiting = max_waiting
@@ -145,7 +148,15 @@ class Engine:
         given = {name: value for name, value in {"seed": seed, **options}.items() if value is not None}
         with self._reading, torch.no_grad():
             prepared = self.pipe.read_request(prompt, given, chosen)
-        name = request_id or f"req-{uuid.uuid4().hex}"
+        return self._enqueue(prepared, chosen, user, request_id or f"req-{uuid.uuid4().hex}")
+
+    def _enqueue(self, prepared: PreparedRequest, chosen: Recipe, user: Hashable, name: str) -> Request:
+        """Queues the rows of a request.
+
+        Raises:
+            ArgumentError: If an unfinished request has this name.
+            QueueFullError: If `max_waiting` requests are waiting.
+        """
         request = Request(name, user, prepared.seed, tuple(prepared.notes))
         progress = Progress(request, prepared, chosen)
         progress.rows = [Row(progress, part, row) for part, row in enumerate(prepared.rows)]
@@ -267,7 +278,7 @@ class Engine:
         try:
             with torch.no_grad():
                 prepared = self.pipe.prepare_rows([row.prompt for row in rows], rows[0].progress.recipe)
-            group = start_group(rows, prepared)
+            group = start_group(rows, prepared, self._watch, self._shared)
         except Exception as error:
             return self._fail(rows, error)
         if len(self._row_bytes) > MOST_KINDS:
@@ -298,7 +309,7 @@ class Engine:
         except Exception as error:
             self._drop(group)
             return self._fail(rows, error)
-        return self._collect(group)
+        return self._collect(group) if self._streams or group.has_finished_rows else []
 
     def _collect(self, group: Group) -> list[RequestOutput]:
         """Takes the new tokens of a group; returns the outputs. A group without rows is dropped."""

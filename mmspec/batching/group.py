@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from mmspec.batching.request import DecodingBatch, PreparedBatch, PreparedRequest, Request, RowPrompt
+from mmspec.decoding.assembly import window_policy
 from mmspec.decoding.stats import RowStats
-from mmspec.engine import window_policy
+from mmspec.decoding.step import OnStep, Watch
 from mmspec.recipes import Recipe
 
-STEPS = 4  # single steps that a window policy may take in one step of the engine
+STEPS = 4  # single steps that a window policy may take in one step of an engine that requests come to
 
 
 @dataclass(eq=False)
@@ -85,9 +86,12 @@ class Group:
         rows: Its rows, in order.
         recipe: Their recipe.
         prepared: The rows as they were prepared. Rows that join later are converted in the same way.
+        shared: Whether the batch is shared by requests that come and go. The window policy then follows the load.
     """
 
-    def __init__(self, batch: DecodingBatch, rows: Sequence[Row], recipe: Recipe, prepared: PreparedBatch) -> None:
+    def __init__(
+        self, batch: DecodingBatch, rows: Sequence[Row], recipe: Recipe, prepared: PreparedBatch, shared: bool
+    ) -> None:
         self.batch = batch
         self.kind = rows[0].kind
         self.rows = dict(enumerate(rows))  # by index in the batch's request
@@ -95,6 +99,7 @@ class Group:
         self._recipe = recipe
         self._resources = prepared.resources
         self._guided = rows[0].prompt.sampling
+        self._shared = shared
         self._load = 0
         self._set_policy()
 
@@ -112,6 +117,11 @@ class Group:
     def row_bytes(self) -> int:
         """Bytes of the KV cache per row, if the target knows."""
         return self.cache_bytes // len(self.batch.state.ids)
+
+    @property
+    def has_finished_rows(self) -> bool:
+        """Whether rows have finished that have not been collected."""
+        return self.running < len(self.rows)
 
     def step(self) -> None:
         """Decodes one window."""
@@ -161,6 +171,8 @@ class Group:
 
     def _set_policy(self) -> None:
         """With `window=auto`, the policy for the number of running rows, to the next power of two."""
+        if not self._shared:
+            return
         running = self.running
         load = 1 << max(running - 1, 0).bit_length()
         if load != self._load and running:
@@ -168,15 +180,25 @@ class Group:
             state = self.batch.state
             length, may_end = state.layout.length, state.layout.may_end
             policy = window_policy(self._recipe, [self._guided], load, self._resources, length, may_end)
-            self.batch.use(policy, STEPS)
+            self.batch.use(policy)
         elif running:
             self.batch.use()
 
 
-def start_group(rows: Sequence[Row], prepared: PreparedBatch) -> Group:
-    """Reads the prompts of rows and samples their first tokens."""
+def start_group(rows: Sequence[Row], prepared: PreparedBatch, watch: Watch, shared: bool) -> Group:
+    """Reads the prompts of rows and samples their first tokens; the arguments are those of `Group`."""
     recipe = prepared.recipe or rows[0].progress.recipe
-    batch = prepared.batch(recipe, [row.prompt.seed for row in rows])
+    seeds = [row.prompt.seed for row in rows]
+    if watch.on_step is not None and prepared.tokens is not None:
+        watch = replace(watch, on_step=_converted(watch.on_step, prepared.tokens))
+    batch = prepared.batch(recipe, seeds, watch)
+    if shared:
+        batch.use(most_steps=STEPS if recipe.info.drafts else 1)
     with torch.inference_mode():
         batch.start()
-    return Group(batch, rows, recipe, prepared)
+    return Group(batch, rows, recipe, prepared, shared)
+
+
+def _converted(on_step: OnStep, convert: Callable[[Tensor], Tensor]) -> OnStep:
+    """Shows steps with the tokens that the pipeline gives out."""
+    return lambda step: on_step(replace(step, tokens=[convert(tokens) for tokens in step.tokens]))

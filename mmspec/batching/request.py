@@ -8,14 +8,15 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from mmspec.decoding.assembly import build_rule, running_batch, window_policy
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, Stats
+from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.decoding.target import Target
 from mmspec.decoding.window_policy import WindowPolicy
-from mmspec.engine import build_rule, running_batch, window_policy
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -124,6 +125,10 @@ class DecodingBatch(Protocol):
         """Bytes of the KV caches, as far as known."""
         ...
 
+    def stats(self) -> Stats:
+        """The statistics so far; the counts of rows whose places others took are lost."""
+        ...
+
     def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:
         """Sets the policy of the next windows; see `mmspec.decoding.loop.RunningBatch.use`."""
         ...
@@ -164,12 +169,13 @@ class PreparedBatch(Protocol):
     @property
     def tokens(self) -> Callable[[Tensor], Tensor] | None: ...
 
-    def batch(self, recipe: Recipe, seeds: Sequence[int]) -> DecodingBatch:
+    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> DecodingBatch:
         """The batch, before its first token.
 
         Args:
             recipe: How it is decoded: `recipe` of this object, or else that of the rows.
             seeds: The seeds of the rows.
+            watch: What to show of the decoding.
         """
         ...
 
@@ -198,14 +204,14 @@ class PreparedRows:
     tokens: Callable[[Tensor], Tensor] | None = None
     recipe: Recipe | None = None
 
-    def batch(self, recipe: Recipe, seeds: Sequence[int]) -> RunningBatch:
+    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
         """See `PreparedBatch`."""
         target, layout, samplings, resources = self.target, self.layout, self.samplings, self.resources
         state = BatchState(self.seeds or seeds, layout, recipe.window, target.device, self.limits)
         sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
         policy = window_policy(recipe, samplings, len(seeds), resources, layout.length, layout.may_end)
-        meter = Meter(target.device, len(seeds))
-        return running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter)
+        meter = Meter(target.device, len(seeds), watch.measure_entropy)
+        return running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter, watch.on_step)
 
 
 class EnginePipeline(Protocol):

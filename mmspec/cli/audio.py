@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from mmspec.decoding.loop import OnStep
+    from mmspec.decoding.step import OnStep
     from mmspec.recipes import Recipe
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")  # of `mmspec.audio.wave.FORMATS`, without its imports

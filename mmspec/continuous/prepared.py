@@ -1,23 +1,27 @@
-"""Rows of continuous tokens that are ready to be decoded as a batch."""
+"""Rows of continuous tokens, ready to be decoded as a batch; and a run of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
-from mmspec.continuous.run import build_latent_rule
-from mmspec.continuous.sampler import LatentHead, LatentSampler
+from mmspec.continuous.sampler import LatentHead, LatentRule, LatentSampler
+from mmspec.continuous.stats import LatentStats, with_counter
+from mmspec.continuous.tolerance import Tolerance
+from mmspec.decoding.assembly import NO_RESOURCES, running_batch, window_policy
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import UNWATCHED, OnStep, Watch
 from mmspec.decoding.target import Target
-from mmspec.engine import running_batch, window_policy
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
+from mmspec.registry import rules
 from mmspec.sampling.rng import CounterRNG
 
 
@@ -43,18 +47,86 @@ class PreparedLatents:
     recipe: Recipe | None = None
     tokens: Callable[[Tensor], Tensor] | None = None
 
-    def batch(self, recipe: Recipe, seeds: Sequence[int]) -> RunningBatch:
-        """The batch, before its first token.
+    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
+        """The batch, before its first token. Entropies are not measured: a density over vectors has none in bits.
 
         Raises:
-            ArgumentError: If the recipe is for discrete tokens, or begins with more than one token without drafts.
+            ArgumentError: If the recipe is for discrete tokens, or needs a resource that the model does not have.
         """
         target, layout, resources = self.target, self.layout, self.resources
         rule = build_latent_rule(recipe)
-        if recipe.info.drafts and rule.plain_tokens(layout.length) > 1:
-            raise ArgumentError(f"recipe '{recipe}' begins without drafts, which is not possible in engines")
         state = BatchState(seeds, layout, recipe.window, target.device, self.limits)
         sampler = LatentSampler(self.head, CounterRNG(seeds, target.device), rule, layout.length)
         policy = window_policy(recipe, (), len(seeds), resources, layout.length, layout.may_end)
         meter = Meter(target.device, len(seeds))
-        return running_batch(target, recipe, rule, sampler, state, (), resources, policy, meter)
+        batch = running_batch(target, recipe, rule, sampler, state, (), resources, policy, meter, watch.on_step)
+        batch.first_tokens = rule.plain_tokens(layout.length)
+        batch.complete_stats = partial(with_counter, counter=sampler.counter)
+        return batch
+
+
+@dataclass(frozen=True)
+class Latents:
+    """The result of a run.
+
+    Attributes:
+        tokens: Latents and their marks, float32 [B, N, D + M].
+        stats: Statistics of the run.
+    """
+
+    tokens: Tensor
+    stats: LatentStats
+
+
+def run_latents(
+    target: Target,
+    head: LatentHead,
+    recipe: Recipe,
+    layout: Layout,
+    seeds: Sequence[int],
+    resources: DraftResources = NO_RESOURCES,
+    on_step: OnStep | None = None,
+) -> Latents:
+    """Decodes a batch of rows of continuous tokens; see `mmspec.batching.run.run`.
+
+    Args:
+        target: The backbone with its prompts, one per row; `head` reads the output of its `forward`.
+        head: The head of the target.
+        recipe: `plain`, or a recipe with a rule for latents, such as `scd+smoothed:sigma=0.1`.
+        layout: Layout with `cell` (D + M,) and a floating-point `dtype`.
+        seeds: One per row. A row's latents depend only on its own seed and prompt, not on the batch.
+        resources: The resources of the model for drafters.
+        on_step: Called after every target call.
+
+    Raises:
+        ArgumentError: If the recipe is for discrete tokens, or needs a resource that the model does not have.
+    """
+    batch = PreparedLatents(target, head, layout, resources).batch(recipe, seeds, Watch(on_step))
+    batch.run()
+    stats = batch.stats()
+    assert isinstance(stats, LatentStats)
+    return Latents(batch.state.result().clone(), stats)
+
+
+def build_latent_rule(recipe: Recipe) -> LatentRule:
+    """The rule of a recipe, with its knobs set; `plain` alone returns the head's latents as they are, as published.
+
+    Raises:
+        ArgumentError: If the rule is for discrete tokens.
+    """
+    if recipe.name == "plain":
+        return Tolerance(0.0)
+    known = [name for name, rule in rules().usable().items() if rule.continuous]
+    if not recipe.rule.continuous:
+        ways = ", ".join(f"{recipe.parts[0]}+{name}" for name in known)
+        raise ArgumentError(
+            f"recipe {recipe.name!r} uses the rule {recipe.rule_name!r}, which is for discrete tokens, "
+            f"and this model has continuous tokens; use {ways}, or plain"
+        )
+    rule = recipe.rule.build(recipe.knobs, None)
+    if not isinstance(rule, LatentRule):
+        raise ArgumentError(
+            f"rule {recipe.rule_name!r} is registered as continuous and must make a LatentRule, not a "
+            f"{type(rule).__name__}"
+        )
+    return rule

@@ -1,6 +1,6 @@
 """The draft-and-verify loop, which every recipe and every kind of token runs through.
 
-A `RunningBatch` takes one window at a time; `decode` runs it to the end.
+A `RunningBatch` takes one window at a time; its `run` goes on to the end.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict, following
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.captured import CapturedWindows, capture_windows
 from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
-from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import Step
+from mmspec.decoding.stats import Meter, Stats
+from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
 from mmspec.decoding.window_policy import Committed, WindowPolicy
 from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import JoinableSampler, Sampler, join_samplers
-
-OnStep = Callable[[Step], None]
 
 
 class TracksBatch(Protocol):
@@ -128,6 +126,11 @@ class RunningBatch:
         on_step: Called after every target call. An exception in it ends the loop.
         window_step: Decodes one window; None for `decode_window`.
         clock: Returns the current time in seconds.
+
+    Attributes:
+        first_tokens: The number of tokens of each row that `start` samples without drafts, at least 1. Plain decoding
+            samples as many as one step may have.
+        complete_stats: Adds to the statistics what the sampler has counted; None for discrete tokens.
     """
 
     def __init__(
@@ -153,6 +156,8 @@ class RunningBatch:
         self._window_step: WindowStep = window_step or decode_window
         self._clock = clock
         self._policy, self._most_steps, self._rows = policy, sys.maxsize, len(state.ids)
+        self.first_tokens = 1
+        self.complete_stats: Callable[[Stats], Stats] | None = None
         self._opened: OpenedWindow | None = None  # the next window, where its call was launched ahead
         # Windows in a row that could have been captured, with the rows and the width of the latest one.
         self._alike, self._like = 0, (state.ids, 0)
@@ -167,20 +172,33 @@ class RunningBatch:
         """Calls of the drafter's own model."""
         return 0 if self.drafter is None else int(self.drafter.calls)
 
+    def stats(self) -> Stats:
+        """The statistics so far."""
+        stats = self.meter.stats(self.draft_calls, self.state.truncated)
+        return stats if self.complete_stats is None else self.complete_stats(stats)
+
     def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:
         """Sets the policy of the next windows, which is for the rows that are running now.
 
         Args:
             policy: The policy; None for the one so far.
-            most_steps: The largest number of single steps in one `step`; None for any number.
+            most_steps: The largest number of single steps in one `step`; None for that so far, at first any number.
         """
         self._rows = len(self.state.running())
-        if policy is not None:
-            self._policy, self._most_steps = policy, most_steps or sys.maxsize
+        self._policy, self._most_steps = policy or self._policy, most_steps or self._most_steps
 
-    def start(self, count: int = 1) -> bool:
-        """Reads the prompts and samples the first `count` tokens of each row; returns whether any row is running."""
-        return self._steps(count)
+    def start(self) -> bool:
+        """Reads the prompts and samples the first tokens of each row; returns whether any row is running."""
+        plain = min(self._most_steps, self.state.layout.length)
+        return self._steps(plain if self.drafter is None else self.first_tokens)
+
+    def run(self) -> None:
+        """Decodes until every row is finished."""
+        with torch.inference_mode():
+            running = self.start()
+            while running:
+                running = self.step()
+        self.meter.clock.lap("other")
 
     def step(self) -> bool:
         """Decodes one window, or the single steps that the policy takes instead; returns whether any row is running."""
@@ -342,40 +360,6 @@ class RunningBatch:
         self.state.join(other.state, row_ids)
         self.meter.join(other.meter, self.state.ids[row_ids].tolist(), theirs)
         return row_ids
-
-
-def decode(
-    target: Target,
-    drafter: TracksBatch,
-    rule: Accept,
-    sampler: Sampler,
-    state: BatchState,
-    policy: WindowPolicy,
-    meter: Meter,
-    on_step: OnStep | None,
-    window_step: WindowStep | None = None,
-    plain_tokens: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
-) -> None:
-    """Drafts and verifies until every row is finished; see `RunningBatch`.
-
-    Args:
-        target: As in `RunningBatch`; the other arguments too.
-        drafter: See there.
-        rule: See there.
-        sampler: See there.
-        state: See there.
-        policy: See there.
-        meter: See there.
-        on_step: See there.
-        window_step: See there.
-        plain_tokens: Tokens of each row, 1 or more, that the target samples without drafts at the beginning.
-        clock: See there.
-    """
-    batch = RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, window_step, clock)
-    running = batch.start(plain_tokens)
-    while running:
-        running = batch.step()
 
 
 def decode_window(

@@ -1,8 +1,8 @@
-"""The progress of a batch, which callbacks get after each target call."""
+"""The progress of a batch, which callbacks get after each target call, and what a call asks to see."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -58,3 +58,22 @@ class Step:
         if isinstance(self.tokens, TokensSoFar):
             return [int(length) for length in self.tokens.lengths]
         return [len(row) for row in self.tokens]
+
+
+OnStep = Callable[[Step], None]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a call asks to see of its decoding.
+
+    Attributes:
+        on_step: Called after every target call of a batch. An exception in it ends the call.
+        measure_entropy: Whether to measure `Stats.entropy` and `Stats.nll`.
+    """
+
+    on_step: OnStep | None = None
+    measure_entropy: bool = False
+
+
+UNWATCHED = Watch()

@@ -1,4 +1,4 @@
-"""The window step of tree drafts, `decode_tree`; a `window_step` of `mmspec.decoding.loop.decode`."""
+"""The window step of tree drafts, `decode_tree`; a `window_step` of `mmspec.decoding.loop.RunningBatch`."""
 
 from __future__ import annotations
 

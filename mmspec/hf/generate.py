@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, normalised_guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
-from mmspec.decoding.step import Step
-from mmspec.engine import Decoded, run
+from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.adapters import GenerateAdapter, adapter_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.decoding.loop import OnStep
+from mmspec.decoding.step import OnStep
 from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe
 

@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import Step
+from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 
 Ints = NDArray[np.int64]

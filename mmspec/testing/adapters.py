@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.target import Target
-from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmspec.batching.run import Decoded, run
 from mmspec.codebook import Codebook
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded, run
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import ExactnessResult, compare_with_joint, score_of_drafts, score_of_repeats

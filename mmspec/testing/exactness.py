@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
-from mmspec.engine import Decoded, run
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.continuous.run import Latents, run_latents
+from mmspec.continuous.prepared import Latents, run_latents
 from mmspec.continuous.sampler import LatentRule, LatentSampler
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.decoding.assembly import build_drafter
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import decode
+from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.tree_loop import TreeVerification, decode_tree
 from mmspec.decoding.window_policy import FixedWindow
-from mmspec.engine import build_drafter
 from mmspec.recipes import Recipe
 from mmspec.sampling.rejection import exact
 from mmspec.sampling.rng import WindowRNG
@@ -113,5 +113,5 @@ def measure_acceptance(prepared: PreparedPrompts, recipe: Recipe, seeds: Sequenc
         sampler = TokenSampler(settings, layout.constraint, target.device)
         context = DraftingContext(recipe, layout, target, settings, prepared.resources, sampler, len(seeds))
         probe, step = AcceptanceProbe(build_drafter(context), recipe.depth), decode_tree if recipe.info.tree else None
-        decode(target, probe, exact(), sampler, state, FixedWindow(recipe.window), meter, None, step)
+        RunningBatch(target, probe, exact(), sampler, state, FixedWindow(recipe.window), meter, None, step).run()
     return DrafterAcceptance(probe.by_position, meter.stats(probe.calls).tokens_per_call)

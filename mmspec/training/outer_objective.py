@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.assembly import build_drafter
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftingContext
@@ -23,7 +24,6 @@ from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import RereadsWindows
 from mmspec.decoding.window_policy import FixedWindow
 from mmspec.drafters.outer_layers import outer_layers
-from mmspec.engine import build_drafter
 from mmspec.heads.outer import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits, cfg_rows

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mmspec.engine import run
+from mmspec.batching.run import run
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 from mmspec.fingerprint import fingerprint

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
-from mmspec.engine import run
 from mmspec.hf.cache_name import cache_input
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint

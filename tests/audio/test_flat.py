@@ -14,10 +14,10 @@ from transformers import LogitsProcessor
 
 import mmspec
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.outer_layers import OuterLayers
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.outer import OuterHead
 from mmspec.hf.generate import GenerateJob, prepare

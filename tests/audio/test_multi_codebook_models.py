@@ -21,7 +21,7 @@ import mmspec.audio.models.higgs.decoding
 import mmspec.audio.models.musicgen.decoding
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import decode
+from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.window_policy import FixedWindow
 from mmspec.errors import ArgumentError, MMSpecError, ModelError
@@ -280,7 +280,7 @@ def test_target_calls_of_a_draft_of_known_quality(name: str, window: int) -> Non
     oracle = Oracle(made[0], wrong, plan.vocab_size)
     with torch.inference_mode():
         target = plan.target(window, plan.guided)
-        decode(target, oracle, ratio, sampler, rows, FixedWindow(window), meter, None)
+        RunningBatch(target, oracle, ratio, sampler, rows, FixedWindow(window), meter).run()
     assert torch.equal(rows.result(), made) and meter.nfe == calls
 
 

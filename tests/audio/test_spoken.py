@@ -29,10 +29,10 @@ from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import Sentence, alphabet, read, script
 from mmspec.audio.spoken.transformer import SpokenTransformer
 from mmspec.audio.wave import read_audio
+from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.metrics.audio.word_error_rate import word_error_rate
 from mmspec.recipes import parse

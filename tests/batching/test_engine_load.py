@@ -18,6 +18,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
@@ -71,8 +72,8 @@ class EasyTarget:
 class TimedRows(PreparedRows):
     """Rows whose batch reads the clock of their device."""
 
-    def batch(self, recipe: Recipe, seeds: Sequence[int]) -> RunningBatch:
-        batch, target = super().batch(recipe, seeds), self.target
+    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
+        batch, target = super().batch(recipe, seeds, watch), self.target
         assert isinstance(target, EasyTarget)
         clock = target.clock
         batch._clock = lambda: clock.now

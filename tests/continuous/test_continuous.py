@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.continuous.cspd import CSpD
-from mmspec.continuous.run import run_latents
+from mmspec.continuous.prepared import run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel, LatentSampler
 from mmspec.continuous.smoothed import Smoothed
 from mmspec.continuous.tolerance import Tolerance
@@ -28,7 +29,6 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.single_steps import decode_steps
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.window_policy import Committed
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
@@ -121,7 +121,7 @@ class FixedSchedule(AdaptiveWindow):
 
 @pytest.mark.parametrize("drafting", ["draft", "scd"])
 def test_adaptive_windows_keep_the_target_distribution(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.engine.AdaptiveWindow", FixedSchedule)
+    monkeypatch.setattr("mmspec.decoding.assembly.AdaptiveWindow", FixedSchedule)
     result = check_latents(f"{drafting}+smoothed:window=auto,sigma=0.3", samples=SAMPLES)
     assert result.ok and result.tokens_per_call > 1.05, result
     monkeypatch.undo()

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from mmspec.batching.run import run
 from mmspec.decoding import captured, graph_capture, loop
 from mmspec.decoding.ahead import OpenedWindow
 from mmspec.decoding.batch import BatchState
@@ -17,7 +18,6 @@ from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.graph_capture import GraphPool
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
-from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.sampling import mirrored
 from mmspec.sampling.params import SamplingParams

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from mmspec.batching.run import run
 from mmspec.decoding import cuda_graphs, kept_graphs
 from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget
 from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams

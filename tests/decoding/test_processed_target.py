@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
+from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, guidance, normalised_guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.drafters.ngram import NGramTable
-from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.logits_processors import MinP, RepetitionAware, RepetitionPenalty, one_by_one

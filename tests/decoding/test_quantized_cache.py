@@ -16,6 +16,7 @@ from torch import Tensor
 import mmspec
 import mmspec.audio.spoken.target
 from mmspec.batching.async_engine import AsyncEngine
+from mmspec.batching.run import run
 from mmspec.decoding.gear import Gear
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.quantized_cache import (
@@ -27,7 +28,6 @@ from mmspec.decoding.quantized_cache import (
     quantized_cache,
 )
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams

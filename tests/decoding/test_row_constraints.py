@@ -16,10 +16,10 @@ import tiny_models
 import torch
 from torch import Tensor
 
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.ngram import NGramTable
-from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError
 from mmspec.hf.allowed_tokens import tabulate
 from mmspec.hf.generate import generate

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.drafters.ngram import NGramTable
-from mmspec.engine import Decoded, run
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict

@@ -12,10 +12,10 @@ from torch import Tensor
 
 import mmspec.drafters.chain
 import mmspec.sampling.rejection
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.block import BlockRunner
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import load_head

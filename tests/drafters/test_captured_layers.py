@@ -19,6 +19,7 @@ from recorded_calls import Recordings, recorded_graphs
 from tiny_targets import causal, llamagen
 from torch import Tensor, nn
 
+from mmspec.batching.run import run
 from mmspec.decoding.captured_calls import GraphCache
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.kept_graphs import KeptGraphs
@@ -26,7 +27,6 @@ from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
-from mmspec.engine import run
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.outer import OuterHead

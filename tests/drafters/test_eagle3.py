@@ -16,10 +16,10 @@ from torch import Tensor
 
 import mmspec.drafters.chain
 import mmspec.testing.toys
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.eagle import EagleRunner
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.draft_vocabulary import restrict

@@ -14,11 +14,11 @@ import torch
 from hf_image_cases import CASES, GUIDANCE, arguments, job_of, ours
 from torch import Tensor, nn
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, Target
 from mmspec.drafters.early_exit import EarlyExitTarget
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.hf.decoder_layers import count_layers

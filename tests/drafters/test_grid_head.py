@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.grid import GridRunner
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.grid import GridHead

@@ -15,12 +15,12 @@ from transformers.generation import GenerationMixin
 
 import mmspec
 import mmspec.drafters.chain
+from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.eagle import EagleRunner
 from mmspec.drafters.medusa import MedusaRunner
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.eagle import EagleHead

@@ -11,12 +11,12 @@ import torch
 from tiny_targets import causal, llamagen
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.kangaroo import KangarooRunner
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.recipes import parse

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.drafters.masked import MaskedDrafter
-from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.sparse_ngram import SparseNGramTable
-from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

@@ -14,11 +14,11 @@ from torch import Tensor
 import mmspec.drafters.jacobi
 import mmspec.drafters.one_step
 import mmspec.testing.exactness
+from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.one_step import OneStepRunner, WholeImageRunner
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.one_step import OneStepHead
 from mmspec.recipes import parse

@@ -12,10 +12,10 @@ import torch
 from tiny_targets import causal, llamagen, one_by_one
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, reuses_updates
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.hf.decoder_layers import DecoderLayers
 from mmspec.recipes import parse

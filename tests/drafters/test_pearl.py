@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import mmspec.drafters.pearl
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded, run
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget

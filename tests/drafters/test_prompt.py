@@ -15,13 +15,13 @@ from torch import Tensor
 from trainable import PROMPTS, tiny_pipe
 
 import mmspec.drafters.tree.prompt
+from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.tree.prompt import PromptRunner, with_prompts
 from mmspec.drafters.tree.specinfer import DISTINCT
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.prompt import PromptTokens
 from mmspec.recipes import parse

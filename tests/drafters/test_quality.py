@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.continuous.jacobi import LatentJacobi
 from mmspec.continuous.sampler import LatentSampler
 from mmspec.decoding.adaptive_branching import FixedBranching
@@ -25,7 +26,6 @@ from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.tree.dyspec import DySpecDrafter
 from mmspec.drafters.tree.eagle2 import DynamicTreeDrafter
 from mmspec.drafters.tree.specinfer import DISTINCT, StaticTreeDrafter
-from mmspec.engine import run
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads

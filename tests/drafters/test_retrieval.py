@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.retrieval import RetrievalDrafter
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.datastore import DEPTH, ContextIndex, Datastore, neighbor_distances

@@ -12,6 +12,7 @@ import torch
 from tiny_targets import causal
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import WindowSlots
 from mmspec.decoding.layout import Layout
@@ -19,7 +20,6 @@ from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.short_cache import ShortCacheRunner
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits

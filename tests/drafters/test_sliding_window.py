@@ -14,10 +14,10 @@ from golden_heads import block_difference, block_head, eagle3_differences, eagle
 from torch import Tensor
 
 import mmspec.heads.block
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.eagle import EagleRunner
-from mmspec.engine import run
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.recipes import parse

@@ -11,10 +11,10 @@ import tiny_llamagen
 import torch
 from tiny_targets import causal, llamagen
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, skips_layers
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.recipes import parse

@@ -29,6 +29,7 @@ from mmspec.audio.models.moss_tts.decoding import MossTarget
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, triangles
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
+from mmspec.batching.run import run
 from mmspec.decoding import loop, single_steps
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
@@ -36,7 +37,6 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
-from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.params import SamplingParams

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout, TokenKind
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.drafters.columns.coupling import COLUMN_COUPLINGS
 from mmspec.drafters.columns.jacobi import STARTS
-from mmspec.engine import Decoded, run
 from mmspec.recipes import parse
 from mmspec.rules import RULES
 from mmspec.sampling.constraints import Constraint, ForcedCells

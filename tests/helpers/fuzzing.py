@@ -134,7 +134,7 @@ def reached(*arguments: Any, **options: Any) -> Any:
 
 def cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patches whatever takes long, so that accepted arguments raise `Reached`; embedded models are loaded once."""
-    import mmspec.engine as engine
+    import mmspec.decoding.assembly as assembly
     import mmspec.loading
     import mmspec.metrics.bench.kernels as kernels
     import mmspec.metrics.bench.steps as steps
@@ -144,7 +144,7 @@ def cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     import mmspec.training.trainer as trainer
 
     for name in ("running_batch",):
-        monkeypatch.setattr(engine, name, reached)
+        monkeypatch.setattr(assembly, name, reached)
     for module, name in [
         (exactness, "check"), (columns, "check_columns"), (latents, "check_latents"), (kernels, "bench_kernels"),
         (steps, "bench_steps"), (trainer.Trainer, "train"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.codebook import Codebook
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.ngram import NGramTable
-from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.rules import RULES
 from mmspec.sampling.params import SamplingParams

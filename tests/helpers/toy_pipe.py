@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.stats import Stats
-from mmspec.engine import run
 from mmspec.errors import PromptError
 from mmspec.keywords import check_options
 from mmspec.recipes import Recipe, parse

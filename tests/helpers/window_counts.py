@@ -31,6 +31,7 @@ from counted_device import (
 )  # fmt: skip
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.codebook import Codebook
 from mmspec.decoding import captured as captured_windows
 from mmspec.decoding import loop, single_steps
@@ -43,7 +44,6 @@ from mmspec.decoding.stats import Meter
 from mmspec.drafters import draft_model as draft_model_module
 from mmspec.drafters import outer_layers, pearl
 from mmspec.drafters.ngram import NGramTable
-from mmspec.engine import run
 from mmspec.errors import ModelError
 from mmspec.recipes import parse
 from mmspec.sampling import lazy_probs

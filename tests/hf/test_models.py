@@ -19,9 +19,9 @@ from torch import Tensor
 from transformers import DynamicCache, TopPLogitsWarper
 
 import mmspec.hf.causal_target
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded, run
 from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.hf.prompt_slots import positions_by_slot

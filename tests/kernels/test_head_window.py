@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from mmspec.batching.run import run
 from mmspec.decoding.kv_cache import KVCache
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters import head_attention
-from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.tree import Tree

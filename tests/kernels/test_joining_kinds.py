@@ -9,12 +9,12 @@ import torch
 from every_recipe import short
 from poisoned_memory import poisoned_memory
 
+from mmspec.decoding.assembly import build_rule, running_batch
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.window_policy import FixedWindow
-from mmspec.engine import build_rule, running_batch
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget, toy_resources

@@ -8,8 +8,8 @@ import pytest
 from specialization_key import key
 from triton.runtime.interpreter import InterpretedFunction
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
-from mmspec.engine import run
 from mmspec.kernels import (
     accept,
     column_drafts,

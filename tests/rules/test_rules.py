@@ -18,11 +18,11 @@ from torch import Tensor
 import mmspec.codebook
 import mmspec.rules.lantern
 import mmspec.sampling.rejection
+from mmspec.batching.run import run
 from mmspec.codebook import Codebook, kmeans, nearest, similar
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import bind_features
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, UnknownNameError
 from mmspec.heads.judge import Judge
 from mmspec.recipes import parse

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.batching.run import run
 from mmspec.codebook import Codebook
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.stand import StandDrafter
 from mmspec.drafters.token_init import repeat_left
-from mmspec.engine import run
 from mmspec.errors import ModelError
 from mmspec.heads.prompt import PromptTokens
 from mmspec.recipes import parse

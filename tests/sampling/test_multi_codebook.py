@@ -19,10 +19,10 @@ import mmspec.sampling.multi_codebook
 import mmspec.sampling.sampler
 import mmspec.testing.exactness
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, triangles, undelay
+from mmspec.batching.run import Decoded, run
 from mmspec.codebook import Codebook
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.acceptance import Accept

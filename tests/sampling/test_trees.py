@@ -23,13 +23,13 @@ from torch import Tensor
 import mmspec.drafters.tree.dyspec
 import mmspec.sampling.k_seq
 import mmspec.sampling.tree_rejection
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import TreeTarget
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.tree import specinfer
 from mmspec.drafters.tree.specinfer import SiblingSampler, sample_without_replacement
-from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.acceptance import Accept

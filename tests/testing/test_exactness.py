@@ -24,6 +24,7 @@ import mmspec.drafters.coupling
 import mmspec.sampling.rejection
 import mmspec.sampling.sampler
 import mmspec.testing.toys
+from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -41,7 +42,6 @@ from mmspec.drafters.retrieval import RetrievalDrafter
 from mmspec.drafters.stand import StandDrafter
 from mmspec.drafters.stopping import StoppingDrafter
 from mmspec.drafters.token_init import repeat_left
-from mmspec.engine import run
 from mmspec.heads.outer import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.acceptance import Accept
@@ -189,9 +189,8 @@ def test_plain_decoding_equals_the_loop_with_window_1() -> None:
     meter = Meter(target.device, 3)
     drafter = Jacobi(InitDrafter(repeat_left), None, 4)
     sampler = TokenSampler(sampling, None, target.device)
-    mmspec.decoding.loop.decode(
-        target, drafter, ratio, sampler, state, mmspec.decoding.window_policy.FixedWindow(1), meter, None
-    )
+    policy = mmspec.decoding.window_policy.FixedWindow(1)
+    mmspec.decoding.loop.RunningBatch(target, drafter, ratio, sampler, state, policy, meter).run()
     assert torch.equal(state.result(), decode("plain", [1, 2, 3], sampling))
 
 

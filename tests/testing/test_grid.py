@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
-from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.params import SamplingParams

@@ -13,10 +13,10 @@ from tiny_targets import causal, llamagen, one_by_one
 from torch import Tensor
 from trainable import PROMPTS, V, settings, tiny_pipe
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.outer import OuterHead

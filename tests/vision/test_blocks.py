@@ -17,9 +17,9 @@ from torch import Tensor
 from trainable import settings
 
 import mmspec
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits, split_cfg

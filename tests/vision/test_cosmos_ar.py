@@ -15,12 +15,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 import mmspec
+from mmspec.batching.run import Decoded, run
 from mmspec.cli.app import main
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.neighbors import NeighborDrafter
-from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams

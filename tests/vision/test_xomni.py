@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from tiny_xomni import HEIGHT, PROMPTS, TEXTS, WIDTH, fill, sizes, tokenizer
 
 import mmspec
+from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams

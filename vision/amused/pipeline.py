@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
 from mmspec.arguments import check_integer, check_number, processor_errors, shown, text_list
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import Step
+from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.masked.keeping import Keeper

@@ -17,24 +17,24 @@ from mmspec.arguments import one_text, shown
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.step import OnStep
 from mmspec.drafters.neighbors import NeighborDrafter
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.output import Output
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
-from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.callbacks import CallbackOnStepEnd
+from mmspec.vision.calls import generate_tokens
 from mmspec.vision.cosmos_ar.frames import CONTEXTS, as_frames, for_tokenizer, read_frames
 from mmspec.vision.cosmos_ar.target import CosmosTarget
 from mmspec.vision.cosmos_ar.tokenizer import VideoTokenizer, save_video_tokenizer
 from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
 from mmspec.vision.hf.image_request import read_prompts
-from mmspec.vision.outputs import check_call, check_output_type, memory_for
+from mmspec.vision.outputs import check_call, check_output_type
 from mmspec.vision.previews import complete
 
 TEXT_TOKENS = 512  # of T5, which the published models read, padded with zeros
@@ -194,27 +194,19 @@ class CosmosPipeline(DiffusionPipeline):
         given = given.repeat_interleave(num_videos_per_prompt, 0)
         context = None if context is None else context.repeat_interleave(num_videos_per_prompt, 0)
         seeds = row_seeds(seed, len(given), generator)
-
-        length = self._total - given.shape[1]
-        with memory_for(len(given)), self.progress_bar(total=len(given) * length) as bar:
-            observe = observer(
-                self,
-                bar,
-                on_step,
-                callback_on_step_end,
-                callback_on_step_end_tensor_inputs,
-                lambda step: self._whole(given, step.tokens),
-            )
-            try:
-                ready = self._ready(given, context, [sampling] * len(given), recipe.window)
-                decoded = run(
-                    ready.target, recipe, ready.layout, ready.samplings, seeds, ready.resources, observe,
-                    measure_entropy,
-                )  # fmt: skip
-                found, stats = self._whole(given, list(decoded.tokens)), decoded.stats
-            except Interrupted as end:
-                found, stats = end.tokens, end.stats
-        grid = found.unflatten(1, self.transformer.shape)
+        contexts = [None] * len(given) if context is None else context.split(1)
+        rows = zip(given.split(1), contexts, seeds, strict=True)
+        found, stats = generate_tokens(
+            self,
+            [self._request(*row, sampling, "latent") for row in rows],
+            recipe,
+            on_step,
+            callback_on_step_end,
+            callback_on_step_end_tensor_inputs,
+            lambda step: self._whole(given, step.tokens),
+            measure_entropy,
+        )
+        grid = found.view(-1, *self.transformer.shape)
         images = self.decode(grid, output_type=output_type)
         self.maybe_free_model_hooks()
         return VideoOutput(images, grid, seeds, stats) if return_dict else (images,)  # type: ignore[return-value]
@@ -267,6 +259,12 @@ class CosmosPipeline(DiffusionPipeline):
         if len(given) != 1 or context is not None and len(context) != 1:
             raise ArgumentError("a request has one video; send one request for each")
         (seed,) = row_seeds(options.get("seed"), 1)
+        return self._request(given, context, seed, sampling, output_type)
+
+    def _request(
+        self, given: Tensor, context: Tensor | None, seed: int, sampling: SamplingParams, output_type: str
+    ) -> PreparedRequest:
+        """A request of one video, from its given codes [1, n] and features of its text [1, S, C]."""
 
         def finish(tokens: Sequence[Tensor], stats: Stats) -> VideoOutput:
             grid = self._whole(given, [tokens[0].to(given.device)]).unflatten(1, self.transformer.shape)

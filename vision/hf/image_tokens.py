@@ -5,28 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.arguments import processor_errors
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.vision.hf.image_adapter import DecodingJob, ImageAdapter
-from mmspec.vision.hf.image_request import ImageRequest
 from mmspec.vision.previews import complete
 
 
-def new_tokens(sequences: Tensor, job: DecodingJob) -> Tensor:
-    """The new tokens int64 [B, length] of the result of `generate`, which has the prompts in front or not.
+def check_whole(codes: Tensor, job: DecodingJob) -> None:
+    """Checks that images, int64 [B, n], have all their codes.
 
     Raises:
-        ModelError: If an image has ended early.
+        ModelError: If one has ended early.
     """
-    prompt = job.arguments["input_ids"].shape[1]
-    if sequences.shape[1] not in (job.length, prompt + job.length):
+    if codes.shape[1] < len(job.image):
         raise ModelError(
             "the model ended its images early, by an end-of-sequence id; model.generation_config.eos_token_id must not "
             "be a code of an image"
         )
-    return sequences[:, -job.length :]
 
 
 def codes_so_far(adapter: ImageAdapter, job: DecodingJob, step: Step) -> Tensor:
@@ -64,22 +60,12 @@ def sequences_of(codes: Tensor, adapter: ImageAdapter, job: DecodingJob, layout:
     return tokens
 
 
-def image_job_of(adapter: ImageAdapter, request: ImageRequest) -> DecodingJob:
-    """The job of a request, whose prompts the processor can read, and which fits into the model's positions.
+def check_length(job: DecodingJob, max_length: int) -> None:
+    """Checks that the longest prompt and the image have at most `max_length` tokens, and the longest negative prompt.
 
     Raises:
-        PromptError: If the model does not accept a prompt, or it is too long.
-        ArgumentError: If the model does not support an option of the request.
+        PromptError: If they have more.
     """
-    prompts = list(dict.fromkeys(request.prompts))
-    with processor_errors("prompt", prompts[0] if len(prompts) == 1 else prompts):
-        job = adapter.job(request)
-    _check_length(job, adapter.max_length)
-    return job
-
-
-def _check_length(job: DecodingJob, max_length: int) -> None:
-    """Checks that the longest prompt, or negative prompt, and the image have at most `max_length` tokens."""
     for name, mask in (("prompt", "attention_mask"), ("negative_prompt", "negative_prompt_attention_mask")):
         longest = int(job.arguments[mask].sum(1).max()) if mask in job.arguments else 0
         if longest + job.length > max_length:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,26 +16,27 @@ from PIL import Image
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.arguments import one_text
+from mmspec.arguments import one_text, processor_errors
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
-from mmspec.hf.generate import GenerateJob, generate, prepare, salted
+from mmspec.hf.generate import GenerateJob, prepare, salted
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, on_device, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
-from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.callbacks import CallbackOnStepEnd
+from mmspec.vision.calls import generate_tokens
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
-from mmspec.vision.hf.image_adapter import Components, ImageAdapter
+from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest, read_negative_prompts, read_prompts
-from mmspec.vision.hf.image_tokens import codes_so_far, image_job_of, new_tokens, sequences_of
+from mmspec.vision.hf.image_tokens import check_length, check_whole, codes_so_far, sequences_of
 from mmspec.vision.hf.registry import image_adapter_of
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
 from mmspec.vision.previews import complete, visible
 
 # The value of pixels whose codes are missing.
@@ -170,49 +172,30 @@ class TransformersPipeline(DiffusionPipeline):
             "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end, return_dict,
             measure_entropy,
         )  # fmt: skip
-        adapter = self._adapter()
-        if output_type != "latent" and adapter.no_pixels is not None:
-            raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
-        default = self.config
+        self._check_pixels(output_type)
         sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         given = read_prompts(prompt)
         negatives = read_negative_prompts(negative_prompt, len(given))
         prompts = [text for text in given for _ in range(num_images_per_prompt)]
         if negatives is not None:
             negatives = [text for text in negatives for _ in range(num_images_per_prompt)]
-        rows = len(prompts)
-        job = image_job_of(adapter, ImageRequest(prompts, sampling.guidance_scale != 1, negatives, height, width))
-        device = input_device(self.model)
-        arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in job.arguments.items()}
-        seeds = row_seeds(seed, rows, generator)
-        with memory_for(rows), self.progress_bar(total=rows * job.length) as bar:
-            observe = observer(
-                self,
-                bar,
-                on_step,
-                callback_on_step_end,
-                callback_on_step_end_tensor_inputs,
-                partial(codes_so_far, adapter, job),
-            )
-            try:
-                out = GenerationMixin.generate(
-                    self.model,
-                    **arguments,
-                    **sampling_arguments(sampling),
-                    max_new_tokens=job.length,
-                    return_dict_in_generate=True,
-                    custom_generate=generate,
-                    recipe=on_device(default.recipe, self.model.device.type) if recipe is None else parse(recipe),
-                    seed=seeds,
-                    draft_model=self.draft_model,
-                    heads=list(self.heads.values()),
-                    on_step=observe,
-                    measure_entropy=measure_entropy,
-                )
-                new = new_tokens(out.sequences, job)
-                codes, stats = adapter.codes(new[:, job.image.to(new.device)]), out.stats
-            except Interrupted as end:
-                codes, stats = end.tokens, end.stats
+        chosen = on_device(self.config.recipe, self.model.device.type) if recipe is None else parse(recipe)
+        seeds = row_seeds(seed, len(prompts), generator)
+        guided = sampling.guidance_scale != 1
+        texts = [(text, None if negatives is None else [negatives[i]]) for i, text in enumerate(prompts)]
+        images = [ImageRequest([text], guided, negative, height, width) for text, negative in texts]
+        jobs = [self._image_job(image) for image in images]
+        rows = zip(images, jobs, seeds, strict=True)
+        codes, stats = generate_tokens(
+            self,
+            [self._request(image, job, sampling, own_seed, "latent") for image, job, own_seed in rows],
+            chosen,
+            on_step,
+            callback_on_step_end,
+            callback_on_step_end_tensor_inputs,
+            partial(codes_so_far, self._adapter(), jobs[0]),
+            measure_entropy,
+        )
         images = self.decode(codes, height=height, width=width, output_type=output_type)
         self.maybe_free_model_hooks()
         if not return_dict:
@@ -247,9 +230,8 @@ class TransformersPipeline(DiffusionPipeline):
         check_output_type(output_type)
         if output_type == "latent":
             return tokens
+        self._check_pixels(output_type)
         adapter = self._adapter()
-        if adapter.no_pixels is not None:
-            raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
         grid = adapter.grid(height, width)
         codes = complete(tokens, grid[0] * grid[1], adapter.codebook_size)
         pixels = adapter.pixels(codes.clamp(min=0), grid)
@@ -290,7 +272,7 @@ class TransformersPipeline(DiffusionPipeline):
         sampling = self._sampling()
         request = ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None)
         job, adapter = self._generate_job(request, sampling), self._adapter()
-        return sequences_of(codes, adapter, image_job_of(adapter, request), job.layout, job.plan.first_id)
+        return sequences_of(codes, adapter, adapter.job(request), job.layout, job.plan.first_id)
 
     def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
         """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
@@ -309,35 +291,55 @@ class TransformersPipeline(DiffusionPipeline):
         check_options(options, ("seed", *names, "negative_prompt", "height", "width", "output_type"))
         output_type = options.get("output_type", "pil")
         check_output_type(output_type)
-        adapter = self._adapter()
-        if output_type != "latent" and adapter.no_pixels is not None:
-            raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
+        self._check_pixels(output_type)
         sampling = self._sampling(*(options.get(name) for name in names))
         (text,) = read_prompts(prompt if prompt is None else one_text("prompt", prompt))
         negatives = read_negative_prompts(options.get("negative_prompt"), 1)
-        height, width = options.get("height"), options.get("width")
-        image_job = image_job_of(adapter, ImageRequest([text], sampling.guidance_scale != 1, negatives, height, width))
+        size = options.get("height"), options.get("width")
+        image = ImageRequest([text], sampling.guidance_scale != 1, negatives, *size)
         (seed,) = row_seeds(options.get("seed"), 1)
+        return self._request(image, self._image_job(image), sampling, seed, output_type)
+
+    def _image_job(self, request: ImageRequest) -> DecodingJob:
+        """A request as its adapter reads it.
+
+        Raises:
+            PromptError: If the model does not accept a prompt, or it is too long.
+            ArgumentError: If the model does not support an option of the request.
+        """
+        adapter, prompts = self._adapter(), list(dict.fromkeys(request.prompts))
+        with processor_errors("prompt", prompts[0] if len(prompts) == 1 else prompts):
+            job = adapter.job(request)
+        check_length(job, adapter.max_length)
+        return job
+
+    def _request(
+        self, request: ImageRequest, image_job: DecodingJob, sampling: SamplingParams, seed: int, output_type: str
+    ) -> PreparedRequest:
+        """A request of one image."""
+        adapter, size = self._adapter(), (request.height, request.width)
 
         def codes_of(tokens: Tensor) -> Tensor:
             return adapter.codes(tokens[None, image_job.image[image_job.image < len(tokens)]])[0]
 
         def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
             codes = tokens[0][None]
-            images = self.decode(codes, height=height, width=width, output_type=output_type)
+            check_whole(codes, image_job)
+            images = self.decode(codes, height=size[0], width=size[1], output_type=output_type)
             return ImageOutput(images, codes, [seed], stats)
 
-        kind = sampling, height, width, negatives is None
-        return PreparedRequest(
-            [RowPrompt((text, negatives, height, width), sampling, seed, kind)], finish, seed, codes=codes_of
-        )
+        kind = sampling, *size, request.negative_prompts is None
+        return PreparedRequest([RowPrompt(request, sampling, seed, kind)], finish, seed, codes=codes_of)
 
     def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
         """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
-        texts, negatives, heights, widths = zip(*(row.prompt for row in rows), strict=True)
-        sampling, seeds = rows[0].sampling, [row.seed for row in rows]
-        given = None if negatives[0] is None else [text for (text,) in negatives]
-        request = ImageRequest(list(texts), sampling.guidance_scale != 1, given, heights[0], widths[0])
+        sampling, seeds, first = rows[0].sampling, [row.seed for row in rows], rows[0].prompt
+        negatives = None
+        if first.negative_prompts is not None:
+            negatives = [text for row in rows for text in row.prompt.negative_prompts]
+        request = replace(
+            first, prompts=[text for row in rows for text in row.prompt.prompts], negative_prompts=negatives
+        )
         job = self._generate_job(request, sampling)
         resources = job.resources(self.draft_model, recipe.window, list(self.heads.values()))
         target, samplings, plan = job.target(job.plan, recipe.window), [job.sampling] * len(rows), job.plan
@@ -368,6 +370,11 @@ class TransformersPipeline(DiffusionPipeline):
             typical_p=1.0 if typical_p is None else typical_p,
         )
 
+    def _check_pixels(self, output_type: str) -> None:
+        """Refuses images of a model that cannot return pixels."""
+        if output_type != "latent" and (reason := self._adapter().no_pixels) is not None:
+            raise ArgumentError(f"output_type={output_type!r} is not possible: {reason}")
+
     def _adapter(self) -> ImageAdapter:
         return image_adapter_of(self.model, Components(self.processor, self.vqvae, self.config.layout))
 
@@ -378,8 +385,7 @@ class TransformersPipeline(DiffusionPipeline):
             PromptError: If the model does not accept a prompt, or it is too long.
             ArgumentError: If the model does not support an option of the request.
         """
-        adapter = self._adapter()
-        image_job = image_job_of(adapter, request)
+        image_job = self._image_job(request)
         device = input_device(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in image_job.arguments.items()}
         jobs: list[GenerateJob] = []

@@ -34,6 +34,11 @@ class Condition:
         mask = None if self.mask is None else self.mask.repeat_interleave(times, dim=0)
         return Condition(self.features.repeat_interleave(times, dim=0), mask)
 
+    def rows(self) -> list[Condition]:
+        """Each condition as a batch of one."""
+        masks = [None] * len(self.features) if self.mask is None else self.mask.split(1)
+        return [Condition(features, mask) for features, mask in zip(self.features.split(1), masks, strict=True)]
+
     def to(self, device: torch.device) -> Condition:
         return Condition(self.features.to(device), None if self.mask is None else self.mask.to(device))
 

@@ -18,11 +18,10 @@ from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.step import OnStep
 from mmspec.documents import read_object
-from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head, check_fits_model, load_head
 from mmspec.keywords import check_options, refuse_unknown_keywords
@@ -30,7 +29,8 @@ from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
-from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.callbacks import CallbackOnStepEnd
+from mmspec.vision.calls import generate_tokens
 from mmspec.vision.component import Arguments
 from mmspec.vision.llamagen.codes import decode_tokens, read_codebook
 from mmspec.vision.llamagen.components import check_codes, smaller
@@ -45,7 +45,7 @@ from mmspec.vision.llamagen.graph_cache import new_target
 from mmspec.vision.llamagen.ngram_tokens import NGramTokens
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
 from mmspec.vision.previews import complete, visible
 from mmspec.vision.saved_component import check_component
 
@@ -180,32 +180,19 @@ class LlamaGenGenerator:
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale, cfg_interval, min_p, typical_p)
         condition = self._condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
         condition = condition.repeat(num_images_per_prompt)
-        ready = self._ready(condition, [sampling] * len(condition.features), recipe.window)
-        rows = len(ready.samplings)
-        seeds = row_seeds(seed, rows, generator)
-        with memory_for(rows), self.progress_bar(total=rows * ready.layout.length) as bar:
-            observe = observer(
-                self,
-                bar,
-                on_step,
-                callback_on_step_end,
-                callback_on_step_end_tensor_inputs,
-                lambda step: self._complete(self.transformer.in_raster_order(step.tokens)),
-            )
-            try:
-                decoded = run(
-                    ready.make(),
-                    recipe,
-                    ready.layout,
-                    ready.samplings,
-                    seeds,
-                    ready.resources,
-                    observe,
-                    measure_entropy,
-                )
-                tokens, stats = torch.as_tensor(self.transformer.in_raster_order(decoded.tokens)), decoded.stats
-            except Interrupted as end:
-                tokens, stats = end.tokens, end.stats
+        seeds = row_seeds(seed, len(condition.features), generator)
+        rows = zip(condition.rows(), seeds, strict=True)
+        requests = [self._request(each, sampling, own_seed, "latent") for each, own_seed in rows]
+        tokens, stats = generate_tokens(
+            self,
+            requests,
+            recipe,
+            on_step,
+            callback_on_step_end,
+            callback_on_step_end_tensor_inputs,
+            lambda step: self._complete(self.transformer.in_raster_order(step.tokens)),
+            measure_entropy,
+        )
         images = self.decode(tokens, output_type=output_type)
         self._finish_call()
         if not return_dict:
@@ -264,12 +251,7 @@ class LlamaGenGenerator:
             condition = self._condition(one_text("prompt", prompt), None, None, None)
         else:
             condition = self._condition(None, prompt, None, None)
-
-        def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
-            codes = torch.as_tensor(self.transformer.in_raster_order(tokens[0][None]))
-            return ImageOutput(self.decode(codes, output_type=output_type), codes, [seed], stats)
-
-        return PreparedRequest([RowPrompt(condition, sampling, seed)], finish, seed)
+        return self._request(condition, sampling, seed, output_type)
 
     @torch.no_grad()
     def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
@@ -338,6 +320,15 @@ class LlamaGenGenerator:
         check_fits_model(folder, "vocab_size", head.vocab_size, self.transformer.config.vocab_size)
         check_fits_model(folder, "hidden_size", head.hidden_size, self.transformer.config.dim)
         self.heads[head.kind] = head
+
+    def _request(self, condition: Condition, sampling: SamplingParams, seed: int, output_type: str) -> PreparedRequest:
+        """A request of one condition."""
+
+        def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
+            codes = torch.as_tensor(self.transformer.in_raster_order(tokens[0][None]))
+            return ImageOutput(self.decode(codes, output_type=output_type), codes, [seed], stats)
+
+        return PreparedRequest([RowPrompt(condition, sampling, seed)], finish, seed)
 
     def _check_output(self, output_type: str) -> None:
         """Checks an output type.

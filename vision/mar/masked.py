@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import check_integer
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter, Stats
-from mmspec.decoding.step import Step
+from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.rng import CounterRNG

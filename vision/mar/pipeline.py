@@ -13,13 +13,12 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
 from mmspec.arguments import check_integer, check_number, shown
-from mmspec.continuous.run import build_latent_rule, run_latents
+from mmspec.continuous.prepared import build_latent_rule, run_latents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.step import Step
+from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse

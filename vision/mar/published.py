@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.continuous.run import LatentStats, with_counter
 from mmspec.continuous.sampler import AcceptanceCounter, Gaussian, LatentRule, normals
-from mmspec.decoding.loop import OnStep
+from mmspec.continuous.stats import LatentStats, with_counter
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import Step
+from mmspec.decoding.step import OnStep, Step
 from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, CounterRNG
 from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.masked import missing

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import Step
+from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

@@ -11,9 +11,8 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from mmspec.arguments import check_flag, check_integer, check_number, shown
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import Step
+from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse

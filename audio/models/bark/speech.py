@@ -21,10 +21,9 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.bark.fine_stage import generate_fine
 from mmspec.audio.text import split_text
-from mmspec.decoding.loop import OnStep
+from mmspec.batching.run import Decoded
 from mmspec.decoding.stats import Stats
-from mmspec.decoding.step import Step
-from mmspec.engine import Decoded
+from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.hf.generate import generate
 from mmspec.recipes import Recipe

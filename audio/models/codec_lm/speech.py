@@ -14,14 +14,14 @@ from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.batching.request import PreparedRows
+from mmspec.batching.run import Decoded, run
 from mmspec.checkpoint import listed, read_weights
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded, run
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary

@@ -22,7 +22,7 @@ from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.depth.frame_windows import NO_HEADS, decode_frame_windows, frames_ahead
 from mmspec.audio.draft_model import check_draft
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
-from mmspec.decoding.loop import OnStep
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes

@@ -19,10 +19,9 @@ from mmspec.audio.codecs.audiocraft import read_encodec
 from mmspec.audio.models.magnet.checkpoint import CODEC_FILE, read_magnet, read_package
 from mmspec.audio.models.magnet.model import MagnetTransformer
 from mmspec.audio.models.magnet.process import LAST_GUIDANCE, MagnetProcess, SpanSchedule
-from mmspec.decoding.loop import OnStep
+from mmspec.batching.run import Decoded
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import Step
-from mmspec.engine import Decoded
+from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hf.folder import folder_of, load_model, read_tokenizer
 from mmspec.masked.loop import decode_masked

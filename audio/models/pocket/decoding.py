@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.latents.backbone_runner import BackboneRunner, early_exit
-from mmspec.continuous.prepared import PreparedLatents
-from mmspec.continuous.run import Latents, LatentStats, run_latents
+from mmspec.continuous.prepared import Latents, PreparedLatents, run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel
+from mmspec.continuous.stats import LatentStats
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits

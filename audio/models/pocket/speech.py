@@ -22,9 +22,9 @@ from mmspec.audio.models.pocket.decoding import FRAMES_AFTER_EOS, INPUTS, check_
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_tokens
+from mmspec.batching.run import Decoded
 from mmspec.continuous.prepared import PreparedLatents
-from mmspec.decoding.loop import OnStep
-from mmspec.engine import Decoded
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe

@@ -23,8 +23,8 @@ from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.depth.frame_windows import decode_frame_windows
 from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.processed_target import LogitsProcessor
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_padding, read_processors, read_sampling, refuse_modes
 from mmspec.hf.cache_name import cache_input
@@ -137,7 +137,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     config = copy.copy(call.config)
     config.output_hidden_states = False  # the model asks for them only because it reads the frames from there
     refuse_modes(config, inputs, embeds=True)
-    refuse_unknown_inputs(talker, inputs, INPUTS, {})
+    refuse_unknown_inputs(talker, inputs, (*INPUTS, "position_ids"), {})
     if call.draft_model is not None:
         raise ArgumentError(
             "draft_model is not possible for Qwen3-Omni, whose prompt consists of the talker's own embeddings"

@@ -21,12 +21,13 @@ from torch import Tensor
 from mmspec.audio.latents.backbone_runner import BackboneRunner, early_exit
 from mmspec.audio.latents.codecs import VibeVoiceCodec
 from mmspec.audio.latents.convolutions import RollbackPaddingCache
-from mmspec.continuous.run import Latents, LatentStats, run_latents
+from mmspec.continuous.prepared import Latents, run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel
+from mmspec.continuous.stats import LatentStats
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits

@@ -20,8 +20,8 @@ from mmspec.audio.models.vibevoice.decoding import latents_of, sample_tokens
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import count_letters, ending_like, split_text
-from mmspec.decoding.loop import OnStep
-from mmspec.engine import Decoded
+from mmspec.batching.run import Decoded
+from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
-from mmspec.engine import run
 from mmspec.metrics.bench.gpu.devices import DEVICES
 from mmspec.metrics.bench.gpu.plan import KernelCase, Plan
 from mmspec.metrics.bench.gpu.prediction import counted, step_of

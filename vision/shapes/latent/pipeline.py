@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import check_integer, check_number, shown, text_list
-from mmspec.continuous.run import run_latents
+from mmspec.continuous.prepared import run_latents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError

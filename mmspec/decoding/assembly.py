@@ -1,21 +1,16 @@
-"""`run`: assembles drafter, acceptance rule, sampler and window policy of a recipe, and runs the decoding loop."""
+"""Assembles a batch to decode: drafter, acceptance rule, sampler and window policy of a recipe."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from mmspec.arguments import check_callback, check_flag
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep, RunningBatch, decode_window
+from mmspec.decoding.loop import RunningBatch, decode_window
 from mmspec.decoding.resources import DraftingContext, DraftResources
-from mmspec.decoding.stats import Meter, Stats
+from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target, TreeTarget
 from mmspec.decoding.tree_loop import decode_tree
 from mmspec.decoding.window_policy import FixedWindow, WindowPolicy
@@ -33,97 +28,6 @@ from mmspec.ways_to_draft import ways_to_draft
 NO_RESOURCES = DraftResources()
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """The result of a run.
-
-    Attributes:
-        tokens: [B, N, *cell].
-        stats: The statistics of the run.
-    """
-
-    tokens: Tensor
-    stats: Stats
-
-
-def run(
-    target: Target,
-    recipe: Recipe,
-    layout: Layout,
-    samplings: Sequence[SamplingParams],
-    seeds: Sequence[int],
-    resources: DraftResources = NO_RESOURCES,
-    on_step: OnStep | None = None,
-    measure_entropy: bool = False,
-) -> Decoded:
-    """Decodes a batch of sequences of tokens or columns.
-
-    Args:
-        target: The model with its prompts, one per row.
-        recipe: How to decode.
-        layout: The sequence to generate.
-        samplings: Sampling parameters, one per row.
-        seeds: One per row. A row's tokens depend on its own seed and prompt, not on the other rows.
-        resources: The resources of the model for drafters.
-        on_step: Called after every target call; an exception in it ends the run.
-        measure_entropy: Whether to measure `Stats.entropy` and `Stats.nll`.
-
-    Raises:
-        ArgumentError: If the recipe needs a resource that the model does not provide, or `on_step` cannot be called.
-    """
-    check_callback("on_step", on_step)
-    check_flag("measure_entropy", measure_entropy)
-    meter = Meter(target.device, len(seeds), measure_entropy)
-    state = BatchState(seeds, layout, recipe.window, target.device)
-    sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
-    policy = window_policy(recipe, samplings, len(seeds), resources, layout.length, layout.may_end)
-    calls = run_rows(target, recipe, rule, sampler, state, samplings, resources, policy, meter, on_step)
-    return Decoded(state.result().clone(), meter.stats(calls, state.truncated))
-
-
-def run_rows(
-    target: Target,
-    recipe: Recipe,
-    rule: Accept,
-    sampler: Sampler,
-    state: BatchState,
-    samplings: Sequence[SamplingParams],
-    resources: DraftResources,
-    policy: WindowPolicy,
-    meter: Meter,
-    on_step: OnStep | None,
-    plain_tokens: int = 1,
-) -> int:
-    """Builds the recipe's drafter and decodes until every row of `state` is finished.
-
-    `run` calls it for tokens and columns, `mmspec.continuous.run` for vectors, and `mmspec.audio.depth.depth_decoding`
-    for the codes of each frame.
-
-    Args:
-        target: The model with its prompts.
-        recipe: How to decode.
-        rule: The acceptance rule.
-        sampler: The target's sampler.
-        state: The batch; holds the result afterwards.
-        samplings: Sampling parameters, one per row; empty for vectors.
-        resources: The resources of the model for drafters.
-        policy: Chooses the width of each window.
-        meter: Counts calls, tokens and seconds.
-        on_step: Called after every target call.
-        plain_tokens: Tokens of each row that the target samples without drafts at the beginning.
-
-    Returns:
-        Calls of the drafter's own model.
-    """
-    with torch.inference_mode():
-        batch = running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter, on_step)
-        running = batch.start(plain_tokens if recipe.info.drafts else state.layout.length)
-        while running:
-            running = batch.step()
-    meter.clock.lap("other")
-    return batch.draft_calls
-
-
 def running_batch(
     target: Target,
     recipe: Recipe,
@@ -136,7 +40,23 @@ def running_batch(
     meter: Meter,
     on_step: OnStep | None = None,
 ) -> RunningBatch:
-    """A batch that is ready to be decoded, with the recipe's drafter; see `run_rows`."""
+    """A batch that is ready to be decoded, with the recipe's drafter.
+
+    Args:
+        target: The model with its prompts.
+        recipe: How to decode.
+        rule: The acceptance rule.
+        sampler: The target's sampler.
+        state: The batch; holds the result afterwards.
+        samplings: Sampling parameters, one per row; empty for vectors.
+        resources: The resources of the model for drafters.
+        policy: Chooses the width of each window.
+        meter: Counts calls, tokens and seconds.
+        on_step: Called after every target call.
+
+    Raises:
+        ArgumentError: If the recipe needs a resource that the model does not provide.
+    """
     drafter = None
     if recipe.info.drafts:
         rows = len(state.ids)
@@ -212,7 +132,7 @@ def window_policy(
         may_end: Whether a row may end before that.
     """
     if not recipe.auto:
-        return FixedWindow(recipe.window if recipe.info.drafts else 1)
+        return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, single_steps=length)
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
     if isinstance(head, MedusaHeads | HydraHeads):

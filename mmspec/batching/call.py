@@ -1,0 +1,95 @@
+"""A call of a pipeline: an engine with the requests of the call, run to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from mmspec.batching.engine import MOST_ROWS, Engine
+from mmspec.batching.group import Group, Row
+from mmspec.batching.request import PreparedRequest, RequestOutput
+from mmspec.decoding.stats import RowStats, Stats
+from mmspec.decoding.step import Watch
+from mmspec.recipes import Recipe
+
+
+class CallEngine(Engine):
+    """An engine whose requests are those of one call: all are there before the first step, and an error ends the call.
+
+    Args:
+        pipe: The pipeline.
+        requests: The requests.
+        recipe: Their recipe.
+        max_rows: Rows that are decoded at a time, at most.
+        watch: What to show of the decoding.
+        streams: Whether every step gives out its tokens; else the last output of a request has its result alone.
+    """
+
+    def __init__(
+        self,
+        pipe: Any,
+        requests: Sequence[PreparedRequest],
+        recipe: Recipe,
+        max_rows: int,
+        watch: Watch,
+        streams: bool = False,
+    ) -> None:
+        super().__init__(pipe, recipe, max_rows=min(max_rows, MOST_ROWS), max_waiting=max(len(requests), 1))
+        self._watch, self._shared, self._streams = watch, False, streams
+        self._stats: Stats | None = None  # of the batches that have ended
+        self._rows: list[Row] = []  # of all requests, in order
+        for number, request in enumerate(requests):
+            name = str(number)
+            self._enqueue(request, recipe, None, name)
+            self._rows += self._requests[name].rows
+
+    def outputs(self) -> Iterator[RequestOutput]:
+        """Decodes the requests to their end; gives out what each step gave them.
+
+        Raises:
+            Exception: The first error.
+        """
+        while self.has_unfinished:
+            for output in self.step():
+                if output.error is not None:
+                    raise output.error
+                yield output
+
+    def results(self) -> list[Any]:
+        """The results of the requests, in their order."""
+        found = {output.request_id: output.result for output in self.outputs() if output.finished}
+        return [found[str(number)] for number in range(len(found))]
+
+    def call_stats(self) -> Stats:
+        """The statistics of the whole call."""
+        assert self._stats is not None, "a batch has ended"
+        return of_rows(self._stats, [row.stats for row in self._rows if row.stats is not None])
+
+    def _fail(self, rows: Sequence[Row], error: Exception) -> NoReturn:
+        raise error
+
+    def _drop(self, group: Group) -> None:
+        super()._drop(group)
+        stats = group.batch.stats()
+        self._stats = stats if self._stats is None else self._stats.followed_by(stats)
+
+
+def of_rows(stats: Stats, rows: Sequence[RowStats]) -> Stats:
+    """Statistics of batches, with the counts of these rows."""
+    tokens, calls = sum(row.tokens for row in rows), sum(row.calls for row in rows)
+
+    def per_token(values: Sequence[float | None]) -> float | None:
+        if any(value is None for value in values):
+            return None
+        return sum((value or 0.0) * row.tokens for value, row in zip(values, rows, strict=True)) / max(tokens, 1)
+
+    return replace(
+        stats,
+        tokens=tokens,
+        tokens_per_call=tokens / max(calls, 1),
+        tv_bound=per_token([row.tv_bound for row in rows]) or 0.0,
+        entropy=per_token([row.entropy for row in rows]),
+        nll=per_token([row.nll for row in rows]),
+        rows=list(rows),
+    )
