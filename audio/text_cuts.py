@@ -66,6 +66,7 @@ _ORDINAL = regex.compile(
 )
 _ITEM = regex.compile(r"[-*+•·–—>|]\s|#+\s|\(?\w{1,3}[.)]\s")
 _BREAK = regex.compile(r"\R")
+_WORD = regex.compile(r"[^\s(\"'“‘«\[]*+$")
 _GAP = regex.compile(r"\s+")
 _WRAPPED = 50  # letters of the longest line of a paragraph that is taken to be wrapped, at least
 
@@ -107,7 +108,7 @@ def sentence_ends(text: str) -> list[int]:
     """Where sentences end, by marks and by lines."""
     marks = list(_SENTENCE.finditer(text))
     follows = [text[mark.end() : mark.end() + 20].lstrip()[:1] for mark in marks]
-    words = [regex.split(r"[\s(\"'“‘«\[]", text[max(mark.start() - 20, 0) : mark.start()])[-1] for mark in marks]
+    words = [_last_word(text, mark.start()) if mark.group() == "." else "" for mark in marks]
     plain = [f for mark, f, word in zip(marks, follows, words, strict=True) if mark.group() == "." and not _fixed(word)]
     # In a text in small letters a full stop before one ends a sentence; elsewhere that is an unknown abbreviation.
     small = sum(map(str.islower, plain)) > sum(map(str.isupper, plain))
@@ -117,9 +118,23 @@ def sentence_ends(text: str) -> list[int]:
         if mark.group() != "." or not _goes_on(text, mark.start(), word, after, small)
     }
     for end in line_ends(text):
-        if text[end - 1] != "." or not _fixed(regex.split(r"\s", text[max(end - 20, 0) : end - 1])[-1]):
+        if text[end - 1] != "." or not _fixed(_last_word(text, end - 1)):
             ends.add(end)
     return sorted(ends)
+
+
+def abbreviates(text: str, stop: int) -> bool:
+    """Whether the full stop at `stop` follows a title or another known abbreviation, such as "Dr." or "Jan." of a date.
+
+    Initials are left out: a letter may be the last word of a sentence.
+    """
+    word = _last_word(text, stop).lower()
+    return word in _ABBREVIATIONS or (word in _BEFORE_NUMBERS and text[stop + 1 : stop + 20].lstrip()[:1].isdigit())
+
+
+def _last_word(text: str, end: int) -> str:
+    """The word before a place in a text."""
+    return str(_WORD.search(text, max(end - 20, 0), end)[0])
 
 
 def _fixed(word: str) -> bool:
