@@ -290,9 +290,8 @@ class SpeechPipeline:
             if output_type == "latent":
                 nothing = np.zeros((self.adapter.codec.channels, 0), dtype=np.float32)
                 truncated = any(row.truncated for row in stats.rows)
-                return AudioOutput(
-                    nothing, self.sampling_rate, list(tokens), seed, list(prepared.notes), truncated, stats
-                )
+                notes = prepared.remarks(self.adapter, tokens, stats.rows)
+                return AudioOutput(nothing, self.sampling_rate, list(tokens), seed, notes, truncated, stats)
             return assembler.output(prepared, tokens, stats.rows, seed, stats)
 
         continue_part = continue_row if draws_voice(self.adapter) else None
@@ -314,15 +313,15 @@ class SpeechPipeline:
                 )
             return job.prepare(recipe, samplings)
 
-    def decode_row(self, row: RowPrompt, recipe: Recipe, on_step: OnStep | None = None) -> Tensor:
-        """The tokens [n, *cell] of a row of `read_request`, decoded alone.
+    def decode_part(self, row: RowPrompt, recipe: Recipe, on_step: OnStep | None = None) -> Decoded:
+        """The tokens [1, n, *cell] of a row of `read_request`, decoded alone, and their statistics.
 
         Args:
             row: The row.
             recipe: How to decode.
             on_step: As in a call.
         """
-        return self._decode([row.prompt], recipe, row.sampling, [row.seed], on_step).tokens[0]
+        return self._decode([row.prompt], recipe, row.sampling, [row.seed], on_step)
 
     @refuse_unknown_keywords
     def stream(
