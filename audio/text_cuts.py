@@ -20,7 +20,7 @@ _SENTENCE = regex.compile(
     rf"|(?:{_ENDING})++(?:\s[།-༒]++)*[\p{{Pe}}\p{{Pf}}]*+(?:[\"'*_]++(?!\S))?",
     regex.VERSION1,
 )
-_ENDS = regex.compile(rf"(?:[.!?]|{_ENDING}){_CLOSING}*(?:\s»)?$", regex.VERSION1)
+_ENDS = regex.compile(rf"(?:[.!?]|(?<=\p{{Greek}});|{_ENDING}){_CLOSING}*(?:\s»)?$", regex.VERSION1)
 _CLAUSE = regex.compile(
     rf",(?=\s|{_DENSE})|(?<={_DENSE}),|(?<=\S)[^\S\r\n]++[-–—](?=\s)|—"
     r"|[[[\p{Terminal_Punctuation}--\p{Sentence_Terminal}]--[,;:፡]]၊]",
@@ -139,7 +139,7 @@ def _last_word(text: str, end: int) -> str:
 
 def _fixed(word: str) -> bool:
     """Whether a full stop after a word never ends a sentence: after abbreviations and initials."""
-    if len(word) == 1 and (word.isupper() or regex.match(r"[\p{Cyrillic}\p{Arabic}\p{Hebrew}]", word)):
+    if len(word) == 1 and (word.isupper() or regex.match(r"[\p{Cyrillic}\p{Greek}\p{Arabic}\p{Hebrew}]", word)):
         return word not in "Iя"
     return word.lower() in _ABBREVIATIONS or regex.search(r"\p{Thai}$", word) is not None
 
