@@ -17,9 +17,11 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
 from mmspec.drafters.head_attention import bias_of_nodes, bias_of_window, written
 from mmspec.drafters.head_sampler import HeadSampler
+from mmspec.errors import ArgumentError
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.mtp import MTPHead
@@ -85,14 +87,14 @@ class EagleRunner:
         self._unread += int(verdict.accepted.max()) + 1
 
     def before_join(self, other: EagleRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         if not self._started:
             self._start()
         # The new rows read what they have not read yet on their own: the others have read that many slots long ago.
         other.root(other_state)
 
     def after_join(self, other: EagleRunner) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         self._unread = max(self._unread, 1)
 
     def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
@@ -250,3 +252,21 @@ def _shifted(positions: NDArray[np.int64], offset: int) -> NDArray[np.int64]:
     there = getattr(positions, "mirror", None)
     found = np.asarray(positions) + offset
     return found if there is None else mirrored(found, there + offset)
+
+
+def build_runner(
+    head: EagleHead | Eagle3Head | MTPHead, context: DraftingContext, sampler: TokenSampler, depth: int
+) -> EagleRunner:
+    """See `mmspec.drafters.runners.BuildRunner`.
+
+    Raises:
+        ArgumentError: If the head reads features that the target does not provide.
+    """
+    target = context.target
+    if isinstance(head, Eagle3Head) and not isinstance(target, LayerFeatureTarget):
+        raise ArgumentError(
+            f"recipe {context.recipe.name!r} is not possible here: an EAGLE-3 head reads features of several layers, "
+            f"and {type(target).__name__} provides those of the last one only"
+        )
+    assert isinstance(target, FeatureTarget)
+    return EagleRunner(head, target, sampler, context.layout.length, context.recipe.window)
