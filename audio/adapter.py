@@ -15,6 +15,7 @@ from mmspec.batching.request import PreparedBatch, PreparedRows
 from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.stats import RowStats
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
 from mmspec.heads.head import Head
@@ -43,11 +44,31 @@ class PreparedText:
 
     def truncation_note(self, part: int, tokens: int) -> str:
         """The remark that a part ended after `tokens` tokens, its limit."""
+        return f"truncated: {self._named(part)} reached its limit of {tokens} tokens before its end"
+
+    def silence_note(self, part: int) -> str:
+        """The remark that a part has no audio."""
+        return f"no sound: {self._named(part)} ended before its first frame"
+
+    def _named(self, part: int) -> str:
         shown = f" ({_beginning(self.texts[part])!r})" if self.texts else ""
-        return (
-            f"truncated: part {part + 1} of {len(self.parts)}{shown} reached its limit of {tokens} tokens before its "
-            "end"
-        )
+        return f"part {part + 1} of {len(self.parts)}{shown}"
+
+    def remarks(self, adapter: SpeechAdapter, parts: Sequence[Tensor], rows: Sequence[RowStats]) -> list[str]:
+        """The notes, and the remarks on what was decoded.
+
+        Args:
+            adapter: The model.
+            parts: The tokens of each part.
+            rows: The statistics of each part.
+        """
+        notes = list(self.notes)
+        for i, (tokens, row) in enumerate(zip(parts, rows, strict=True)):
+            if not adapter.codes(tokens).shape[-1]:
+                notes.append(self.silence_note(i))
+            if row.truncated:
+                notes.append(self.truncation_note(i, row.tokens))
+        return notes
 
 
 def _beginning(text: str) -> str:

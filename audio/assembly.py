@@ -59,17 +59,16 @@ class AudioAssembler:
             seed: The seed of the text.
             stats: The statistics of the call.
         """
-        tokens, chunks, notes = [part.cpu() for part in parts], list[NDArray[np.float32]](), list(prepared.notes)
-        for i, (part, row) in enumerate(zip(tokens, rows, strict=True)):
+        tokens, chunks = [part.cpu() for part in parts], list[NDArray[np.float32]]()
+        for i, part in enumerate(tokens):
             chunks.append(self._decode(part, prepared.parts[i]))
             if prepared.pause_follows(i):
                 chunks.append(self._silence)
-            if row.truncated:
-                notes.append(prepared.truncation_note(i, row.tokens))
         audio, own = np.concatenate(chunks, axis=-1), self._adapter.codec.sampling_rate
         if self.sampling_rate != own:
             audio = resample(audio, own, self.sampling_rate)
-        return AudioOutput(audio, self.sampling_rate, tokens, seed, notes, len(notes) > len(prepared.notes), stats)
+        notes, truncated = prepared.remarks(self._adapter, tokens, rows), any(row.truncated for row in rows)
+        return AudioOutput(audio, self.sampling_rate, tokens, seed, notes, truncated, stats)
 
     def stream(
         self,
@@ -90,7 +89,7 @@ class AudioAssembler:
             every: Frames in the later chunks.
             on_step: Called after every window, from another thread.
         """
-        own, truncations = self._adapter.codec.sampling_rate, list[str]()
+        own, notes, truncations = self._adapter.codec.sampling_rate, list(prepared.notes), list[str]()
         resampler = None if self.sampling_rate == own else Resampler(own, self.sampling_rate)
 
         def decoded() -> Iterator[NDArray[np.float32]]:
@@ -105,6 +104,8 @@ class AudioAssembler:
                 found = yield from stream_part(self._adapter, part, decode_part, first, every, on_step)
                 if i == 0 or continues_latest(self._adapter):
                     start = part, found.tokens[0]
+                if not self._adapter.codes(found.tokens[0]).shape[-1]:
+                    notes.append(prepared.silence_note(i))
                 if found.stats.rows[0].truncated:
                     truncations.append(prepared.truncation_note(i, found.stats.rows[0].tokens))
                 if self._silence.shape[-1] and prepared.pause_follows(i):
@@ -120,7 +121,7 @@ class AudioAssembler:
             if (audio := resampler.finish()).shape[-1]:
                 yield audio
 
-        return AudioStream(chunks(), self.sampling_rate, seed, prepared.notes, truncations)
+        return AudioStream(chunks(), self.sampling_rate, seed, notes, truncations)
 
     def _decode(self, tokens: Tensor, part: Any) -> NDArray[np.float32]:
         """The audio float32 [channels, samples] of the tokens of a part, in the model's rate."""

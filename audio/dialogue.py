@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mmspec.audio.text import count_letters, split_text
+from mmspec.audio.text import count_letters, ending_like, split_text
 
 
 def with_tag(text: str, tag: str, tags: re.Pattern[str]) -> str:
@@ -23,16 +23,16 @@ def dialogue_parts(text: str, tags: re.Pattern[str], max_letters: int) -> list[s
         max_letters: Of a part, its tag included.
     """
     parts: list[str] = []
-    for turn in re.split(rf"\s*(?={tags.pattern})", text.strip()):
+    for turn in map(str.strip, re.split(rf"(?={tags.pattern})", text.strip())):
         tag = tags.match(turn)
         if tag is None:
             parts += split_text(turn, max_letters) if turn else []
             continue
         own, said = tag.group(), turn[tag.end() :].strip()
         pieces = split_text(said, max_letters - len(own) - 1) if said else []
-        first, *others = [f"{own} {piece}" for piece in pieces] if len(pieces) > 1 else [turn]
+        first, *others = [ending_like(piece, f"{own} {piece}") for piece in pieces] if len(pieces) > 1 else [turn]
         if parts and count_letters(parts[-1]) + 1 + count_letters(first) <= max_letters:
-            parts[-1] += f" {first}"
+            parts[-1] = ending_like(first, f"{parts[-1]} {first}")
         else:
             parts.append(first)
         parts += others

@@ -25,7 +25,7 @@ class AudioOutput(Output):
         sampling_rate: Samples per second.
         tokens: int64 [n] of each part that was decoded separately, such as a sentence.
         seed: The seed of the text.
-        notes: Remarks for the caller, such as words that were spelled.
+        notes: Remarks for the caller, such as words that were spelled, and parts that have no sound.
         truncated: Whether a part reached its length limit before its end; `notes` tells which.
         stats: Statistics of the whole call, for all of its texts together.
     """
@@ -47,8 +47,8 @@ class AudioOutput(Output):
         """Writes the audio to a file, by its suffix: .wav, .flac, .ogg, .opus or .mp3; 16 bits in WAV and FLAC.
 
         Raises:
-            ArgumentError: For another suffix, a sampling rate that the format does not have, and a file that cannot be
-                written.
+            ArgumentError: For another suffix, a sampling rate that the format does not have, audio without samples,
+                which only .wav can hold, and a file that cannot be written.
         """
         from mmspec.audio.wave import write_audio
 
@@ -80,7 +80,7 @@ class AudioStream(Iterator[NDArray[np.float32]]):
         chunks: The chunks.
         sampling_rate: Samples per second.
         seed: The seed of the text.
-        notes: Remarks for the caller.
+        notes: Remarks for the caller, to which `chunks` adds those on parts without sound.
         truncations: A list to which `chunks` adds a remark for each part that reached its length limit before its end.
     """
 

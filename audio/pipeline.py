@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec import limits
-from mmspec.arguments import check_callback, check_flag, check_integer, shown, text_list
+from mmspec.arguments import check_callback, check_flag, check_integer, check_text, processor_errors, shown, text_list
 from mmspec.audio.adapter import (
     PreparableJob,
     PreparedText,
@@ -170,14 +170,11 @@ class SpeechPipeline:
         if voice is not None and voice not in voices:
             known = f"use one of {', '.join(voices)}" if voices else "this model has no voices to choose from"
             raise ArgumentError(f"voice={voice!r} is not allowed; {known}")
-        if not isinstance(text, str):
-            raise PromptError(f"text={shown(text)} is not allowed; it must be a string")
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise PromptError(f"text={text!r} has surrogates, which are not characters; decode it correctly")
-        if not text.strip():
+        if not check_text("text", text).strip():
             raise PromptError(f"text={text!r} is empty; give words to say")
         limits.TEXT.check("text", len(text))
-        return self.adapter.read(text, voice)
+        with processor_errors("text", text):
+            return self.adapter.read(text, voice)
 
     @refuse_unknown_keywords
     def __call__(
@@ -293,9 +290,8 @@ class SpeechPipeline:
             if output_type == "latent":
                 nothing = np.zeros((self.adapter.codec.channels, 0), dtype=np.float32)
                 truncated = any(row.truncated for row in stats.rows)
-                return AudioOutput(
-                    nothing, self.sampling_rate, list(tokens), seed, list(prepared.notes), truncated, stats
-                )
+                notes = prepared.remarks(self.adapter, tokens, stats.rows)
+                return AudioOutput(nothing, self.sampling_rate, list(tokens), seed, notes, truncated, stats)
             return assembler.output(prepared, tokens, stats.rows, seed, stats)
 
         continue_part = continue_row if draws_voice(self.adapter) else None
@@ -317,15 +313,15 @@ class SpeechPipeline:
                 )
             return job.prepare(recipe, samplings)
 
-    def decode_row(self, row: RowPrompt, recipe: Recipe, on_step: OnStep | None = None) -> Tensor:
-        """The tokens [n, *cell] of a row of `read_request`, decoded alone.
+    def decode_part(self, row: RowPrompt, recipe: Recipe, on_step: OnStep | None = None) -> Decoded:
+        """The tokens [1, n, *cell] of a row of `read_request`, decoded alone, and their statistics.
 
         Args:
             row: The row.
             recipe: How to decode.
             on_step: As in a call.
         """
-        return self._decode([row.prompt], recipe, row.sampling, [row.seed], on_step).tokens[0]
+        return self._decode([row.prompt], recipe, row.sampling, [row.seed], on_step)
 
     @refuse_unknown_keywords
     def stream(

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from mmspec.checkpoint import describe
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ def call_talker(model: Any, processor: Any, question: Question, **arguments: Any
 
     Raises:
         ArgumentError: If the processor has no chat template.
+        PromptError: If the question and the answer do not fit into the thinker's positions.
         ModelError: If the talker is not called.
     """
     roles = [("system", question.system), ("user", question.text)]
@@ -96,6 +97,12 @@ def call_talker(model: Any, processor: Any, question: Question, **arguments: Any
         ) from None
     tokenizer = getattr(processor, "tokenizer", processor)
     ids, answer = tokenizer(chat, return_tensors="pt")["input_ids"].to(model.device), _Answer()
+    positions = int(model.thinker.config.get_text_config().max_position_embeddings)
+    if ids.shape[1] + question.answer_tokens > positions:
+        raise PromptError(
+            f"text of {ids.shape[1]} tokens is too long; of the model's {positions} positions, "
+            f"{question.answer_tokens} are for its answer"
+        )
 
     def stop(
         model: Any,

@@ -75,7 +75,8 @@ def write_audio(audio: NDArray[np.float32], sampling_rate: int, path: Path) -> N
     """Writes float32 [channels, samples] in -1..1, with 16 bits per sample in WAV and FLAC; if it fails, no file.
 
     Raises:
-        ArgumentError: See `check_format`; also for another shape, and a file that cannot be written.
+        ArgumentError: See `check_format`; also for another shape, no samples at all in a file other than .wav, and a
+            file that cannot be written.
     """
     write_stream([audio], sampling_rate, path, len(audio) if audio.ndim == 2 else 0, whole=True)
 
@@ -95,7 +96,8 @@ def write_stream(
         whole: Keep no partial file.
 
     Raises:
-        ArgumentError: See `check_format`; also for another shape, and a file that cannot be written.
+        ArgumentError: See `check_format`; also for another shape, no samples at all in a file other than .wav, and a
+            file that cannot be written.
     """
     import soundfile
 
@@ -122,6 +124,11 @@ def write_stream(
                     failure = error
         except soundfile.LibsndfileError as error:
             raise ArgumentError(f"cannot write '{path}': {error}") from error
+        # libsndfile writes no header before the first sample, but in WAV.
+        if not samples and path.suffix.lower() != ".wav":
+            raise ArgumentError(
+                f"audio has no samples, and a {path.suffix} file without any cannot be opened; use .wav"
+            )
     if failure is not None:
         raise failure
     return samples

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
 
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import ArgumentError, MMSpecError, PromptError
 
 
 def check_callback(name: str, value: Any) -> None:
@@ -50,30 +51,53 @@ def check_number(name: str, value: Any, least: float, most: float) -> None:
         raise ArgumentError(f"{name}={value!r} is not allowed; it must be a number from {least:g} to {most:g}")
 
 
+def check_text(name: str, value: Any) -> str:
+    """A text of characters.
+
+    Raises:
+        PromptError: If it is no string, or has surrogates, which tokenizers refuse and files cannot hold.
+    """
+    if not isinstance(value, str):
+        raise PromptError(f"{name}={shown(value)} is not allowed; it must be a string")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise PromptError(f"{name}={value!r} has surrogates, which are not characters; decode it correctly")
+    return value
+
+
+@contextmanager
+def processor_errors(name: str, value: Any) -> Iterator[None]:
+    """Makes a `PromptError` of what a processor or tokenizer of another package raises about a text.
+
+    Args:
+        name: The argument.
+        value: The text, or the texts.
+    """
+    try:
+        yield
+    except MMSpecError:
+        raise
+    except (ValueError, TypeError, LookupError, OverflowError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise PromptError(f"{name}={shown(value)} cannot be read by the processor of this model: {reason}") from error
+
+
 def text_list(name: str, value: Any) -> list[str]:
     """One text or several, as a list.
 
     Raises:
-        PromptError: If it is neither a string nor a list or tuple of at least one string.
+        PromptError: If it is neither a string nor a list or tuple of at least one string; see `check_text`.
     """
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, (list, tuple)) and value and all(isinstance(text, str) for text in value):
-        return list(value)
     if isinstance(value, (list, tuple)) and not value:
         raise PromptError(f"{name}=[] is empty; give at least one text")
-    raise PromptError(f"{name}={shown(value)} is not allowed; it must be a string, or a list of strings")
+    texts = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise PromptError(f"{name}={shown(value)} is not allowed; it must be a string, or a list of strings")
+    return [check_text(name, text) for text in texts]
 
 
 def one_text(name: str, value: Any) -> list[str]:
-    """A single text, as a list of one.
-
-    Raises:
-        PromptError: If it is not a string.
-    """
-    if not isinstance(value, str):
-        raise PromptError(f"{name}={shown(value)} is not allowed; it must be a string")
-    return [value]
+    """A single text, as a list of one; see `check_text`."""
+    return [check_text(name, value)]
 
 
 def shown(value: Any) -> str:

@@ -64,7 +64,8 @@ def shorten(message: str) -> str:
     def cut(match: re.Match[str]) -> str:
         return f"{match[0][:LONGEST_QUOTE]}... ({len(match[0])} characters)"
 
-    message = _QUOTED.sub(cut, re.sub(r"\s*\n\s*", " ", message))
+    message = re.sub(r"\s+", lambda gap: " " if "\n" in gap[0] else gap[0], message)
+    message = _QUOTED.sub(cut, message)
     if len(message) <= LONGEST_MESSAGE:
         return message
     return f"{message[:LONGEST_MESSAGE]}... ({len(message)} characters)"

@@ -109,8 +109,9 @@ class Generator:
         Returns:
             The columns of `batch`, with these set: `name`, which depends on prompt, seed, id and settings only; `seed`,
             which the pipeline was called with; `image` (PNG) or `audio` (WAV), bytes or None; `tokens`, the ids, for
-            audio of all parts one after the other; `calls`, target calls; `seconds`; `weights`, a fingerprint; and
-            `error`, None, or why the model refused the prompt.
+            audio of all parts one after the other; `calls`, target calls; `seconds`; `notes`, remarks, such as that
+            speech was cut at its limit; `weights`, a fingerprint; and `error`, None, or why the model refused the
+            prompt.
 
         Raises:
             ArgumentError: If there is no column `prompt`, or a value is not allowed; the row is named.
@@ -138,6 +139,7 @@ class Generator:
             "tokens": _objects([[] if one is None else _flat(one.tokens) for one in made]),
             "calls": np.array([0 if one is None else one.stats.calls for one in made], dtype=np.float64),
             "seconds": np.array([0 if one is None else one.seconds for one in made], dtype=np.float64),
+            "notes": _objects([[] if one is None else one.notes for one in made]),
             "weights": _objects([loaded.fingerprint] * count),
             "error": _objects([errors.get(request.name) for request in requests]),
         }

@@ -65,8 +65,9 @@ class SpokenAdapter:
     def read(self, text: str, voice: str | None) -> PreparedText:
         normalized = read(text)
         number = self.voices.index(voice) if voice is not None else 0
-        notes = [f"spelled, since it is not in the vocabulary: {word}" for word in normalized.spelled]
-        return PreparedText([script(sentence, number) for sentence in normalized.sentences], notes)
+        sentences = normalized.sentences
+        parts = [script(sentence, number) for sentence in sentences]
+        return PreparedText(parts, normalized.notes, [sentence.text for sentence in sentences])
 
     def job(self, parts: Sequence[Script], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
         features = [alphabet().features(part) for part in parts]

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from mmspec.audio.spoken.config import VOICES
+from mmspec.audio.spoken.plain_text import is_silent, plain_text
 from mmspec.audio.spoken.script import PAUSE, Alphabet, Script
 from mmspec.audio.spoken.words import LETTERS, ORDINALS, WORDS, cardinal, digits
+from mmspec.audio.text_cuts import abbreviates
 from mmspec.errors import PromptError
 
 MAX_WORDS = 1500  # per text, about ten minutes
 MAX_SENTENCE = 22  # words; longer sentences are split, if possible at a comma
 MAX_SPELLED = 40  # letters of a spelled word
+MAX_NAMED = 20  # signs that a remark names
 LEXICON = Path(__file__).parent / "lexicon.json"
 VOWELS = frozenset("aeiouAEIOU0V3@")
-_SIGNS = {"%": "percent", "+": "plus", "=": "equals", "&": "and", "×": "times", "*": "times", "°": "degrees", "@": "at"}
+_SIGNS = {"%": "percent", "+": "plus", "=": "equals", "&": "and", "×": "times", "°": "degrees", "@": "at"}
 _SHORT = {"it's": "it is", "that's": "that is", "what's": "what is", "where's": "where is", "you're": "you are"}
 _TOKEN = re.compile(
-    r"(?P<time>\b\d{1,2}:\d\d\b)|(?P<ordinal>\b\d{1,2}(?:st|nd|rd|th)\b)"
-    r"|(?P<number>(?<![\w.])[-−]?\d{1,3}(?:,\d{3})+(?!\d)|(?<![\w.])[-−]?\d+|\d+)(?P<fraction>\.\d+)?"
-    r"|(?P<word>[^\W\d_]+(?:['’][^\W\d_]+)*)|(?P<sign>[%+=&×*°@])|(?P<stop>[.!?]+(?=\s|$)|\n+)|(?P<comma>[,;:()–—]+)"
+    r"(?P<time>\b(?:[01]?\d|2[0-4]):[0-5]\d\b)|(?P<ordinal>\b\d{1,9}(?:st|nd|rd|th)\b)"
+    r"|(?P<number>(?<![\w.])[-−]?\d{1,3}(?:,\d{3})+(?!\d)|(?<![\w.])[-−]?\d+|(?<![\w.])[-−]?(?=\.\d)|\d+)"
+    r"(?P<fraction>\.\d+)?"
+    r"|(?P<word>[^\W\d_]+(?:['’][^\W\d_]+)*)|(?P<sign>[%+=&×°@])|(?P<stop>[.!?]+(?=\s|$)|\n+)|(?P<comma>[,;:()–—]+)"
 )
 
 
@@ -36,10 +39,18 @@ class Sentence:
     Attributes:
         words: Words of the vocabulary in order; `PAUSE` for a comma.
         is_question: Whether the sentence ends in a question mark.
+        goes_on: Whether it is only the beginning of a sentence that is too long.
     """
 
     words: tuple[str, ...]
     is_question: bool = False
+    goes_on: bool = False
+
+    @property
+    def text(self) -> str:
+        """Its words, with a mark at its end."""
+        words = " ".join(word for word in self.words if word != PAUSE)
+        return words if self.goes_on else words + ("?" if self.is_question else ".")
 
 
 @dataclass
@@ -49,10 +60,18 @@ class NormalizedText:
     Attributes:
         sentences: The sentences in order, at least one.
         spelled: Words of the text that are outside the vocabulary and are spelled.
+        dropped: Signs of the text that have no word, and are not said.
     """
 
     sentences: list[Sentence] = field(default_factory=list)
     spelled: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the caller."""
+        notes = [f"spelled, since it is not in the vocabulary: {word}" for word in self.spelled]
+        return [*notes, f"not said: {' '.join(self.dropped[:MAX_NAMED])}"] if self.dropped else notes
 
 
 def read(text: str) -> NormalizedText:
@@ -65,11 +84,16 @@ def read(text: str) -> NormalizedText:
         raise PromptError(f"text={text!r} is not allowed; it must be a string")
     shown = " ".join(text.split())
     shown = repr(shown if len(shown) <= 40 else f"{shown[:37]}...")
-    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    plain = plain_text(text)
     normalized = NormalizedText()
     words: list[str] = []
+    last = 0
     for match in _TOKEN.finditer(plain):
         piece = match.group()
+        _drop(plain[last : match.start()], normalized.dropped)
+        last = match.end()
+        if piece == "." and abbreviates(plain, match.start()):
+            continue
         if match["stop"]:
             _end_sentence(normalized, words, "?" in piece)
             words = []
@@ -77,6 +101,7 @@ def read(text: str) -> NormalizedText:
             words.append(PAUSE)
         else:
             words += _words_of(match, normalized.spelled, shown)
+    _drop(plain[last:], normalized.dropped)
     _end_sentence(normalized, words, False)
     total = sum(len(sentence.words) for sentence in normalized.sentences)
     if not total:
@@ -86,6 +111,11 @@ def read(text: str) -> NormalizedText:
             f"text {shown} has {total} words once numbers are written out; at most {MAX_WORDS} are allowed"
         )
     return normalized
+
+
+def _drop(text: str, dropped: list[str]) -> None:
+    """Adds the signs of a text that are missed when they are not said."""
+    dropped += [letter for letter in dict.fromkeys(text) if letter not in dropped and not is_silent(letter)]
 
 
 def _words_of(match: re.Match[str], spelled: list[str], shown: str) -> list[str]:
@@ -98,10 +128,23 @@ def _words_of(match: re.Match[str], spelled: list[str], shown: str) -> list[str]
         return [*cardinal(int(hour)), *rest]
     if match["ordinal"]:
         number = int(match["ordinal"][:-2])
-        return [ORDINALS[number - 1]] if 0 < number <= len(ORDINALS) else [*cardinal(number)]
-    if match["number"]:
-        sign, body = ["minus"] if match["number"][0] in "-−" else [], match["number"].lstrip("-−").replace(",", "")
-        whole = digits(body) if len(body) > 9 or (body[0] == "0" and len(body) > 1) else cardinal(int(body))
+        last = number % 10 if number % 100 > 20 else number % 100
+        if not 0 < last <= len(ORDINALS):
+            return cardinal(number)
+        before = cardinal(number - last) if number > last else []
+        return [*before, *(["and"] if number > last == number % 100 else []), ORDINALS[last - 1]]
+    if match["number"] is not None:
+        sign, body = (
+            ["minus"] if match["number"][:1] in ("-", "−") else [],
+            match["number"].lstrip("-−").replace(",", ""),
+        )
+        whole = (
+            []
+            if not body
+            else digits(body)
+            if len(body) > 9 or (body[0] == "0" and len(body) > 1)
+            else cardinal(int(body))
+        )
         return [*sign, *whole, *(["point", *digits(match["fraction"][1:])] if match["fraction"] else [])]
     if match["sign"]:
         return [_SIGNS[match["sign"]]]
@@ -139,7 +182,7 @@ def _end_sentence(normalized: NormalizedText, words: list[str], is_question: boo
     while len(kept) > MAX_SENTENCE:
         pauses = [i for i in range(MAX_SENTENCE // 3, MAX_SENTENCE) if kept[i] == PAUSE]
         cut = pauses[-1] if pauses else MAX_SENTENCE
-        normalized.sentences.append(Sentence(tuple(kept[:cut])))
+        normalized.sentences.append(Sentence(tuple(kept[:cut]), goes_on=True))
         kept = kept[cut:]
         if kept and kept[0] == PAUSE:
             kept = kept[1:]

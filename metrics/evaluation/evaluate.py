@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,14 @@ class EvaluationResult:
     Attributes:
         rows: One per recipe, plain first.
         skipped: Why files were left out, one line each.
+        remarks: On samples that are cut or have no sound and the like, one line per recipe that has some.
         scores: Of single samples, for metrics that have them; None where nothing was measured.
     """
 
     rows: list[RecipeResult]
     skipped: list[str]
     scores: SampleScores | None = None
+    remarks: list[str] = field(default_factory=list)
 
 
 def check(config: EvalConfig) -> list[Metric]:
@@ -248,7 +250,17 @@ def measure_samples(evaluation: Evaluation, folder: Path, gate: Callable[[Recipe
         for metric in metrics
         if None not in (found := [metric.sample_scores(table[metric.column]) for table in tables])
     }
-    return EvaluationResult(rows, skipped, SampleScores.of([units(config)[i] for i in kept], scores))
+    remarks = [
+        line for name, samples in zip(config.recipes, generated, strict=True) for line in _remarks(name, samples)
+    ]
+    return EvaluationResult(rows, skipped, SampleScores.of([units(config)[i] for i in kept], scores), remarks)
+
+
+def _remarks(name: str, samples: Sequence[SampleRecord]) -> list[str]:
+    noted = [sample for sample in samples if sample.notes]
+    return (
+        [f"{name}: {len(noted)} of {len(samples)} samples have remarks, such as {noted[0].notes[0]}"] if noted else []
+    )
 
 
 def readable(

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from mmspec.bulk.media import AudioClip, Medium, encode_medium, media_of, suffix_of, write_durably
+from mmspec.bulk.media import AudioClip, Medium, encode_medium, media_of, notes_of, suffix_of, write_durably
 from mmspec.bulk.rows import row_stats
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import Step
@@ -71,6 +71,7 @@ class _PipelineCall:
         seconds: Wall-clock time.
         first: Seconds until the first output.
         gains: For each row, the tokens that each target call emitted.
+        notes: Remarks on each image or recording.
     """
 
     media: list[Medium]
@@ -78,6 +79,7 @@ class _PipelineCall:
     seconds: float
     first: float
     gains: list[list[int]]
+    notes: list[list[str]]
 
 
 def generate(
@@ -188,7 +190,7 @@ def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key], stop_after: int 
     media = media_of(out, len(group))
     if isinstance(media[0], AudioClip) and hasattr(pipe, "stream"):
         wait = _first_chunk(pipe.stream(prompts[0], recipe=recipe, seed=seeds[0], **config.sampling))
-    return _PipelineCall(media, out.stats, seconds, wait, gains)
+    return _PipelineCall(media, out.stats, seconds, wait, gains, notes_of(out, len(group)))
 
 
 def _first_chunk(stream: Generator[Any, None, None]) -> float:
@@ -242,9 +244,10 @@ def _records(group: Sequence[Key], call: _PipelineCall) -> list[SampleRecord]:
             acceptance=stats.acceptance,
             grid=_grid(medium, row.tokens),
             length=medium.seconds if isinstance(medium, AudioClip) else None,
+            notes=notes,
         )
-        for (recipe, prompt, seed), medium, row, gains in zip(
-            group, call.media, row_stats(stats, count), call.gains, strict=True
+        for (recipe, prompt, seed), medium, row, gains, notes in zip(
+            group, call.media, row_stats(stats, count), call.gains, call.notes, strict=True
         )
     ]
 

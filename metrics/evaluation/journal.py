@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmspec.bulk.journal import JournalFile
@@ -38,6 +38,7 @@ class SampleRecord:
         acceptance: Acceptance rate by slot of the window, of the whole call.
         grid: Tokens per row of the image; None if its tokens form no grid, such as those of audio.
         length: Seconds of audio; None for an image.
+        notes: Remarks on it, such as that it was cut at its limit.
     """
 
     recipe: str
@@ -59,6 +60,7 @@ class SampleRecord:
     acceptance: list[Share | None]
     grid: Width | None
     length: Quantity | None
+    notes: list[str] = field(default_factory=list)
 
     @property
     def key(self) -> Key:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from mmspec.bulk.media import AudioClip, Medium, encode_medium, media_of, suffix_of
+from mmspec.bulk.media import AudioClip, Medium, encode_medium, media_of, notes_of, suffix_of
 from mmspec.bulk.requests import SampleRequest
 from mmspec.bulk.rows import row_stats
 from mmspec.decoding.stats import RowStats
@@ -26,6 +26,7 @@ class GeneratedSample:
         tokens: The ids, as a nested list of integers; empty if the pipeline does not return them.
         stats: What the sample cost.
         seconds: Its share of the wall-clock time of its call.
+        notes: Remarks on it, such as that it was cut at its limit.
     """
 
     request: SampleRequest
@@ -34,6 +35,7 @@ class GeneratedSample:
     tokens: list[Any]
     stats: RowStats
     seconds: float
+    notes: list[str] = field(default_factory=list)
 
     @property
     def suffix(self) -> str:
@@ -82,8 +84,10 @@ def generate_batch(pipe: Any, requests: Sequence[SampleRequest]) -> list[Generat
     media, rows = media_of(output, len(requests)), row_stats(output.stats, len(requests))
     tokens = _tokens_of(output, len(requests))
     return [
-        GeneratedSample(request, str(recipe), medium, ids, row, seconds)
-        for request, medium, ids, row in zip(requests, media, tokens, rows, strict=True)
+        GeneratedSample(request, str(recipe), medium, ids, row, seconds, notes)
+        for request, medium, ids, row, notes in zip(
+            requests, media, tokens, rows, notes_of(output, len(requests)), strict=True
+        )
     ]
 
 

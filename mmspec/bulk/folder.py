@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class SampleEntry:
         calls: Target calls it took part in.
         seconds: Its share of the wall-clock time of its call.
         length: Seconds of audio; None for an image.
+        notes: Remarks on it, such as that it was cut at its limit.
     """
 
     name: str
@@ -77,6 +78,7 @@ class SampleEntry:
     calls: float
     seconds: float
     length: float | None
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

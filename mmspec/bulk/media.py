@@ -59,6 +59,14 @@ def media_of(output: Any, count: int) -> list[Medium]:
     return [_medium(one) for one in found]
 
 
+def notes_of(output: Any, count: int) -> list[list[str]]:
+    """The remarks on each image or recording in the output of a call with `count` prompts; images have none."""
+    found = [output] if isinstance(output, Mapping) else output
+    recordings = found if isinstance(found, (list, tuple)) else []
+    notes = [[str(note) for note in getattr(one, "notes", ())] for one in recordings]
+    return notes if len(notes) == count else [[]] * count
+
+
 def _medium(one: Any) -> Medium:
     if isinstance(one, Image.Image):
         return to_rgb(one)

@@ -62,7 +62,7 @@ def _row(kind: str, entry: SampleEntry, file: Path) -> dict[str, Any]:
     return {
         "name": entry.name, kind: {"bytes": file.read_bytes(), "path": entry.file}, "prompt": entry.prompt,
         "seed": entry.seed, "id": entry.id, "settings": json.dumps(entry.settings, sort_keys=True),
-        "recipe": entry.recipe, "tokens": entry.tokens,
+        "recipe": entry.recipe, "tokens": entry.tokens, "notes": "; ".join(entry.notes),
     }  # fmt: skip
 
 
@@ -70,8 +70,8 @@ def _schema(kind: str, weights: str) -> Any:
     """The types of the columns; a note tells `datasets` that a column holds images or audio."""
     import pyarrow
 
-    texts, numbers = ("name", "prompt", "id", "settings", "recipe"), ("seed", "tokens")
-    order = ("name", kind, "prompt", "seed", "id", "settings", "recipe", "tokens")
+    texts, numbers = ("name", "prompt", "id", "settings", "recipe", "notes"), ("seed", "tokens")
+    order = ("name", kind, "prompt", "seed", "id", "settings", "recipe", "tokens", "notes")
     medium = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     types = {**dict.fromkeys(texts, pyarrow.string()), **dict.fromkeys(numbers, pyarrow.int64()), kind: medium}
     features = {

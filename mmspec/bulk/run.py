@@ -95,4 +95,5 @@ def _entry(sample: GeneratedSample, file: str) -> SampleEntry:
         calls=sample.stats.calls,
         seconds=sample.seconds,
         length=sample.length,
+        notes=sample.notes,
     )

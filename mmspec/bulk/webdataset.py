@@ -18,7 +18,7 @@ def description(entry: SampleEntry, weights: str) -> dict[str, Any]:
     """What an archive says about a sample: how it was generated, and nothing that varies from run to run."""
     return {
         "prompt": entry.prompt, "seed": entry.seed, "id": entry.id, "settings": entry.settings, "recipe": entry.recipe,
-        "tokens": entry.tokens, "length": entry.length, "weights": weights,
+        "tokens": entry.tokens, "length": entry.length, "notes": entry.notes, "weights": weights,
     }  # fmt: skip
 
 

@@ -206,6 +206,8 @@ def evaluate(
                     return
                 for reason in result.skipped:
                     print(f"mmspec: left out: {reason}", file=sys.stderr)
+                for remark in result.remarks:
+                    print(f"mmspec: note: {remark}", file=sys.stderr)
                 machine = {**environment(), "processes": processes.count}
                 record = record_of(evaluation.config, result, machine, len(resolved.prompts) if stopped else None)
                 write_results(record, output)

@@ -37,6 +37,7 @@ class AudioEncoder:
     def __init__(self, format: str, sampling_rate: int, channels: int, whole: bool = False) -> None:
         self._sink = _Sink(whole)
         self._file = None
+        self._samples = 0
         if format == "wav" and not whole:
             self._sink.write(_endless_wav(sampling_rate, channels))
         elif format != PCM:
@@ -61,12 +62,15 @@ class AudioEncoder:
         if self._file is None:
             self._sink.write((audio.T.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
         else:
+            self._samples += audio.shape[1]
             for start in range(0, audio.shape[1], _BLOCK):
                 self._file.write(audio[:, start : start + _BLOCK].T)
         return self._sink.take()
 
     def finish(self) -> bytes:
-        """The rest of the file."""
+        """The rest of the file; one sample of silence if there is none, as a file without samples cannot be opened."""
+        if self._file is not None and not self._samples:
+            self.push(np.zeros((self._file.channels, 1), dtype=np.float32))
         self.close()
         return self._sink.take(all=True)
 

@@ -52,7 +52,8 @@ class RunningBatch:
                 async for output in outputs:
                     if output.error is not None:
                         raise output.error
-                    yield CallOutput(output.tokens, output.calls, output.part)
+                    notes = getattr(output.result, "notes", ())
+                    yield CallOutput(output.tokens, output.calls, output.part, notes)
         except BatchQueueFullError as error:
             raise QueueFullError(str(error)) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,11 +24,13 @@ class CallOutput:
             model, int64 [n, *cell].
         calls: Target calls of the request so far.
         part: The index of the part of the text that they belong to; parts come in order.
+        notes: With the last tokens of a text: remarks for the caller.
     """
 
     tokens: Tensor
     calls: int
     part: int = 0
+    notes: Sequence[str] = ()
 
 
 class Engine(Protocol):
@@ -135,6 +137,11 @@ class Generation:
         return self.steps[-1].calls if self.steps else 0
 
     @property
+    def notes(self) -> list[str]:
+        """Remarks on what was decoded, when all outputs have come."""
+        return list(self.outputs[-1].notes) if self.done and self.outputs else []
+
+    @property
     def count(self) -> int:
         """Committed tokens so far."""
         return sum(step.tokens for step in self.steps)
@@ -150,7 +157,9 @@ class Generation:
                 async for output in outputs:
                     self._clock.step()
                     self.outputs.append(output)
-                    self.steps.append(CallStep(len(output.tokens), output.calls, time.perf_counter() - self.started))
+                    if len(output.tokens) or not output.notes:
+                        seconds = time.perf_counter() - self.started
+                        self.steps.append(CallStep(len(output.tokens), output.calls, seconds))
                     self._news.set()
         except BaseException as error:
             self._error = error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from mmspec.audio.adapter import PreparedText
 from mmspec.batching.request import RowPrompt
+from mmspec.decoding.stats import RowStats
 from mmspec.decoding.step import Step
 from mmspec.recipes import parse
 from mmspec.serving.generation import CallOutput, DecodingRequest, QueueFullError
@@ -119,7 +121,9 @@ def _draw(pipe: Any, prompt: str | PreparedText, request: DecodingRequest, send:
 
 def _speak(pipe: Any, text: str | PreparedText, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
     """Generates the tokens of one text, part by part."""
-    recipe, options = parse(request.recipe), {"seed": request.seed, **request.settings}
+    recipe = parse(request.recipe)
+    options = {"seed": request.seed, **request.settings, "output_type": "latent"}
+    made, rows = list[Tensor](), list[RowStats]()
     with torch.inference_mode():
         prepared, calls = pipe.read_request(text, options, recipe), 0
         source: tuple[RowPrompt, Tensor] | None = None  # what later parts continue
@@ -135,8 +139,13 @@ def _speak(pipe: Any, text: str | PreparedText, request: DecodingRequest, send: 
                 send(CallOutput(tokens[sent:].cpu(), calls, part))
                 sent = len(tokens)
 
-            tokens = pipe.decode_row(row, recipe, observe)
+            found = pipe.decode_part(row, recipe, observe)
+            tokens = found.tokens[0]
+            made.append(tokens)
+            rows += found.stats.rows
             if source is None or prepared.chained:
                 source = row, tokens
             if not sent:  # the last stage of the model made them all at once
                 send(CallOutput(tokens.cpu(), calls, part))
+        notes = prepared.finish(made, replace(found.stats, rows=rows)).notes
+        send(CallOutput(tokens[:0].cpu(), calls, part, notes))

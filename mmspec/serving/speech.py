@@ -132,6 +132,7 @@ class SpeechJob:
             # A client that leaves does not end an `encode` that is running: the file is closed after it, in its thread.
             with suppress(RuntimeError):  # a worker that has ended: the file is closed with its last reference
                 self.model.worker.submit(encoder.close)
+        self.notes = generation.notes or self.notes
         self.accounting.add(generation)
         self.accounting.audio(self.samples / self.rate)
 

@@ -71,11 +71,30 @@ def pipe() -> SpeechPipeline:
         ("-5% of 21.5°", "minus five percent of twenty one point five degrees"),
         ("the 3rd, at 8:05", "the third _ at eight O five"),
         ("Zoë!", "Z O E"),
+        ("10² and x³", "ten to the power of two and X to the power of three"),
+        ("1½ hours, ½ hour, 1/2 hour", "one and a half hours _ a half hour _ a half hour"),
+        ("¼ and ¾ and 1⅓", "a quarter and point seven five and one and one third"),
+        (".75 percent, -.5", "point seven five percent _ minus point five"),
+        ("101st 21st 112th", "one hundred and first twenty first one hundred and twelfth"),
+        ("25:99 or 7:59", "twenty five _ ninety nine or seven fifty nine"),
+        ("turn **on** the *red* `light`", "turn on the red light"),
+        ("2*3 * 4", "two times three times four"),
+        ("# the [park](http://x.y/z)", "the park"),
+        ("no¹ ①②", "no one two"),
+        ("Dr. no", "D R no"),
     ],
 )
 def test_numbers_are_written_out_and_other_words_are_spelled(text: str, words: str) -> None:
     (sentence,) = read(text).sentences
     assert " ".join(sentence.words) == words
+    assert not read(text).dropped
+
+
+def test_signs_that_are_not_said_are_noted(pipe: SpeechPipeline) -> None:
+    notes = pipe.read("**go**:\n* $5, 3 € / day 🙂!\n- - -\n> stop", None).notes
+    assert notes == ["not said: $ € / 🙂"]
+    prepared = pipe.read("go " * 30 + "left. Stop", None)
+    assert [prepared.pause_follows(i) for i in range(3)] == [False, True, False]
 
 
 def test_texts_are_split_into_sentences_and_long_sentences_too() -> None:

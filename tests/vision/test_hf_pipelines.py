@@ -585,7 +585,7 @@ CALLS: list[tuple[str, Any, dict[str, Any], type[MMSpecError], str]] = [
     ("janus", "cat", {"num_images_per_prompt": 0}, ArgumentError, "num_images_per_prompt=0 is not allowed"),
     ("janus", "cat", {"temperature": -1}, ArgumentError, "temperature=-1 is not allowed"),
     ("janus", "cat", {"recipe": "draft"}, ArgumentError, "recipe 'draft' needs a draft model"),
-    ("janus", ["cat", 3], {}, PromptError, "prompt=3 is not a string; describe an image"),
+    ("janus", ["cat", 3], {}, PromptError, "prompt=3 is not allowed; it must be a string"),
     ("janus", ["cat", " "], {}, PromptError, "prompt=' ' is empty; describe an image"),
     ("janus", None, {}, PromptError, "prompt='' is empty; describe an image"),
     ("janus", [], {}, PromptError, "prompt=[] is empty; give at least one prompt"),

@@ -236,7 +236,7 @@ def test_negative_prompts_are_one_text_or_one_per_prompt() -> None:
     assert torch.equal(twice[[0, 3]], both)
     with pytest.raises(ArgumentError, match="negative_prompt has 1 texts for 2 prompts; give one text, or"):
         pipe(["a", "b"], negative_prompt=["x"], **call)
-    with pytest.raises(PromptError, match="negative_prompt='3' is not a string"):
+    with pytest.raises(PromptError, match="negative_prompt=3 is not allowed; it must be a string"):
         pipe("a", negative_prompt=[3], **call)
 
 

@@ -13,7 +13,7 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
-from mmspec.arguments import check_integer, check_number, shown, text_list
+from mmspec.arguments import check_integer, check_number, processor_errors, shown, text_list
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
@@ -169,9 +169,11 @@ class AmusedPipeline(DiffusionPipeline):
         texts = [text for text in given for _ in range(num_images_per_prompt)]
         seeds = row_seeds(seed, len(texts), generator)
         device, factor = self._execution_device, 2 ** (len(self.vqvae.config.block_out_channels) - 1)
-        pooled, hidden = self._encode(texts, device)
+        with processor_errors("prompt", given):
+            pooled, hidden = self._encode(texts, device)
         if scale > 1:
-            negative = self._encode(negatives, device)
+            with processor_errors("negative_prompt", negatives):
+                negative = self._encode(negatives, device)
             pooled, hidden = (
                 torch.cat([own, other.repeat_interleave(num_images_per_prompt, 0)])
                 for own, other in zip((pooled, hidden), negative, strict=True)

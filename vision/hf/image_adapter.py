@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
+from mmspec.hf.padding import with_padding
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.image_request import ImageRequest
 
@@ -106,14 +107,14 @@ class Components:
                 raise ArgumentError(f"{name} is not an option of {type(model).__name__}; leave it out")
 
     def require_processor(self, model: Any, kind: str) -> Any:
-        """The processor.
+        """The processor, which can pad.
 
         Args:
             model: The model that needs it.
             kind: The name of its class.
 
         Raises:
-            ArgumentError: If it is missing, or of another class.
+            ArgumentError: If it is missing, of another class, or has no token for padding.
         """
         if self.processor is None:
             auto = "AutoTokenizer" if kind == "PreTrainedTokenizerBase" else kind
@@ -124,7 +125,7 @@ class Components:
             raise ArgumentError(
                 f"processor is of class {type(self.processor).__name__}, where {type(model).__name__} needs a {kind}"
             )
-        return self.processor
+        return with_padding(self.processor)
 
 
 class AllowedByPosition:

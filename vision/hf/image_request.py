@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from mmspec.arguments import shown
+from mmspec.arguments import check_text, shown
 from mmspec.errors import ArgumentError, PromptError
 
 MAX_SIDE = 2**14  # pixels; memory bounds images earlier
@@ -104,15 +104,12 @@ def read_prompts(prompt: str | Sequence[str] | None) -> list[str]:
     """Prompts as a list.
 
     Raises:
-        PromptError: If the list is empty, or a prompt is not a string.
+        PromptError: If the list is empty, or a prompt is not a text; see `mmspec.arguments.check_text`.
     """
     prompts: list[Any] = list(prompt) if isinstance(prompt, (list, tuple)) else ["" if prompt is None else prompt]
     if not prompts:
         raise PromptError("prompt=[] is empty; give at least one prompt")
-    for text in prompts:
-        if not isinstance(text, str):
-            raise PromptError(f"prompt={shown(text)} is not a string; describe an image")
-    return prompts
+    return [check_text("prompt", text) for text in prompts]
 
 
 def read_negative_prompts(negative_prompt: str | Sequence[str] | None, count: int) -> list[str] | None:
@@ -124,7 +121,7 @@ def read_negative_prompts(negative_prompt: str | Sequence[str] | None, count: in
 
     Raises:
         ArgumentError: If the number of texts is another.
-        PromptError: If one is not a string.
+        PromptError: If one is not a text; see `mmspec.arguments.check_text`.
     """
     if negative_prompt is None:
         return None
@@ -132,8 +129,7 @@ def read_negative_prompts(negative_prompt: str | Sequence[str] | None, count: in
         list(negative_prompt) if isinstance(negative_prompt, (list, tuple)) else [negative_prompt] * count
     )
     for text in texts:
-        if not isinstance(text, str):
-            raise PromptError(f"negative_prompt={str(text)[:200]!r} is not a string; give a text, or one per prompt")
+        check_text("negative_prompt", text)
     if len(texts) != count:
         raise ArgumentError(
             f"negative_prompt has {len(texts)} texts for {count} prompts; give one text, or one per prompt"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.arguments import check_integer, shown
+from mmspec.arguments import check_integer, processor_errors, shown
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError, MMSpecError, PromptError, unknown_name
 from mmspec.hf.generate import generate, salted
@@ -265,7 +265,8 @@ class _Run:
         self._max_new, self._output_type = max_new_tokens, output_type
         prompts = read_prompts(prompt)
         refuse_empty(prompts)
-        ids = [self._ids(TASKS[task].prompt.format(prompt=text)) for text in prompts]
+        with processor_errors("prompt", prompts):
+            ids = [self._ids(TASKS[task].prompt.format(prompt=text)) for text in prompts]
         if (longest := max(map(len, ids))) >= (positions := generator._adapter.max_length):
             raise PromptError(f"prompt of {longest} tokens is too long; the model has {positions} positions")
         size = None if pixels is None else (pixels[0] // FACTOR, pixels[1] // FACTOR)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.arguments import one_text
+from mmspec.arguments import one_text, processor_errors
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
@@ -308,8 +308,9 @@ class TransformersPipeline(DiffusionPipeline):
             PromptError: If the model does not accept a prompt, or it is too long.
             ArgumentError: If the model does not support an option of the request.
         """
-        adapter = self._adapter()
-        job = adapter.job(request)
+        adapter, prompts = self._adapter(), list(dict.fromkeys(request.prompts))
+        with processor_errors("prompt", prompts[0] if len(prompts) == 1 else prompts):
+            job = adapter.job(request)
         check_length(job, adapter.max_length)
         return job
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.arguments import shown
+from mmspec.arguments import check_text, shown
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
@@ -147,6 +147,7 @@ def from_prompts(prompts: Sequence[Any], gpt: LlamaGenTransformer, encoder: Any,
     for prompt in prompts:
         if not isinstance(prompt, str) or not prompt.strip():
             raise PromptError(f"prompt={prompt!r} is empty or not a string; describe an image")
+        check_text("prompt", prompt)
     if encoder is None:
         raise ArgumentError("prompt was given, but this pipeline has no text_encoder; add one, or pass prompt_embeds")
     if hasattr(encoder, "encode"):

@@ -18,8 +18,9 @@ from transformers import Qwen2Model
 from mmspec.audio.models.codec_lm.cosyvoice_tokens import END_OF_PROMPT, VERSION_2, VERSION_3
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, read_state
+from mmspec.audio.positions import check_positions
 from mmspec.audio.reference_audio import ReferenceCodes
-from mmspec.audio.text import split_text
+from mmspec.audio.text import ending_like, split_text
 from mmspec.checkpoint import check_depths, sizes_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.merged_vocabulary import MergedVocabulary
@@ -82,7 +83,7 @@ class CosyVoice:
         instruction, mark, words = text.rpartition(END_OF_PROMPT)
         if not words.strip():
             raise PromptError(f"text={text!r} has no words after {END_OF_PROMPT}; give words to say")
-        return [f"{instruction}{mark}{piece}" for piece in split_text(words, MAX_LETTERS)]
+        return [ending_like(piece, f"{instruction}{mark}{piece}") for piece in split_text(words, MAX_LETTERS)]
 
     def prompt(self, text: str) -> TextPrompt:
         instruction, mark, words = text.rpartition(END_OF_PROMPT)
@@ -96,7 +97,9 @@ class CosyVoice:
             after = self.codec_lm.embed(self._voice.codes.to(self._start_embeds.device))
         words = self._texts(torch.tensor(before + ids, dtype=torch.int64, device=self._start_embeds.device))
         cond = torch.cat([self._start_embeds[:1], words, self._start_embeds[1:], after])
-        return TextPrompt(cond, None, MIN_CODES * len(ids), MAX_CODES * len(ids))
+        most = MAX_CODES * max(len(ids), 1)
+        check_positions(len(cond), most, int(self.codec_lm.decoder.config.max_position_embeddings))
+        return TextPrompt(cond, None, MIN_CODES * len(ids), most)
 
     def settings(self, sampling: SamplingParams) -> CodecLMSettings:
         if not sampling.temperature:

@@ -126,6 +126,9 @@ class CodecLMAdapter:
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         pieces = self.frontend.pieces(text)
+        with torch.inference_mode():
+            for piece in pieces:
+                self.frontend.prompt(piece)  # refuses what does not fit, before anything is decoded
         return PreparedText(pieces, texts=pieces)
 
     def job(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> CodecLMJob:

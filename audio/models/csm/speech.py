@@ -19,7 +19,7 @@ from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.draft_model import check_draft
 from mmspec.audio.models.csm.decoding import DRAFT_SETTINGS, CsmFrames, depth_sampling, frame_ends
-from mmspec.audio.positions import check_voice
+from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.errors import ArgumentError
@@ -91,6 +91,8 @@ class CsmAdapter:
         if self.reference is not None:
             first = CsmPart(self._ids(f"[{speaker}]{self.reference.transcript}"))
             parts = [self._after(part, first, self.reference.codes) for part in parts]
+        for part in parts:
+            check_positions(len(part.ids), self.frames, int(self.model.config.max_position_embeddings))
         return PreparedText(parts, texts=pieces)
 
     @property

@@ -20,8 +20,10 @@ from mmspec.audio.dialogue import dialogue_parts, with_tag
 from mmspec.audio.models.dia.decoding import DiaGuidance, DiaRequest, plan
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
+from mmspec.audio.positions import check_positions
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.errors import ArgumentError
+from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -76,7 +78,7 @@ class DiaAdapter:
         reference: ReferenceCodes | None = None,
     ) -> None:
         self.reference = reference
-        self.model, self.processor, self.codec = model.eval(), processor, codec
+        self.model, self.processor, self.codec = model.eval(), with_padding(processor), codec
         self.draft_model = None if draft_model is None else check_same_class(model, draft_model).eval()
         config, last_delay = model.generation_config, max(model.config.delay_pattern)
         # Frames of a part and its context together.
@@ -90,6 +92,14 @@ class DiaAdapter:
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         parts = dialogue_parts(with_tag(text.strip(), FIRST, TAGS), TAGS, MAX_LETTERS)
+        transcript = "" if self.reference is None else f"{self.reference.transcript} "
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        for part in parts:
+            check_positions(
+                len(tokenizer(f"{transcript}{part}")["input_ids"]),
+                0,
+                int(self.model.config.encoder_config.max_position_embeddings),
+            )
         return PreparedText([DiaPart(part, self.reference) for part in parts], texts=parts)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> DiaAdapter:

@@ -20,6 +20,7 @@ from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_c
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.errors import ArgumentError
+from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -57,7 +58,7 @@ class MusicgenAdapter:
         melody: Tensor | None = None,
     ) -> None:
         check_codec(codec, model.decoder.num_codebooks, model.decoder.config.vocab_size)
-        self.model, self.processor, self.codec = model.eval(), processor, codec
+        self.model, self.processor, self.codec = model.eval(), with_padding(processor), codec
         if isinstance(draft_model, MagnetTransformer):
             decoder = model.decoder.config
             check_magnet(draft_model, decoder.num_codebooks, decoder.vocab_size, model.text_encoder.config.d_model)

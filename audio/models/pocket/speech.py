@@ -21,10 +21,12 @@ from mmspec.audio.latents.row_limits import cut_rows
 from mmspec.audio.models.pocket.decoding import FRAMES_AFTER_EOS, INPUTS, check_sibling, prepare_frames, sample_frames
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.text import split_tokens
 from mmspec.batching.run import Decoded
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
+from mmspec.hf.padding import with_padding
 from mmspec.inputs import check_regular
 from mmspec.media.listing import list_files
 from mmspec.recipes import Recipe
@@ -61,7 +63,7 @@ class PocketAdapter:
         draft_model: Any = None,
         frames: int | None = None,
     ) -> None:
-        self.model, self.processor, self.draft_model = model.eval(), processor, draft_model
+        self.model, self.processor, self.draft_model = model.eval(), with_padding(processor), draft_model
         self.codec = PocketCodec(processor.audio_tokenizer, processor.fade_in_duration)
         self.voice_latents, self.voices = voice_latents, tuple(voice_latents)
         config = model.generation_config
@@ -71,7 +73,11 @@ class PocketAdapter:
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         name = voice or (self.voices[0] if self.voices else None)
-        pieces = self.processor.split_text(text, MAX_TEXT_TOKENS)
+        tokenizer = self.processor.tokenizer
+        # As the processor splits, but after the ends of sentences of any script, and of lines.
+        pieces = split_tokens(
+            text, MAX_TEXT_TOKENS, lambda piece: len(tokenizer.encode(piece, add_special_tokens=False))
+        )
         parts = [(piece, name) for piece in pieces]
         for part in parts:
             inputs = self._inputs([part])

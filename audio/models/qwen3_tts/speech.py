@@ -33,7 +33,7 @@ from mmspec.audio.models.qwen3_tts.prompt import (
     spoken_text,
 )
 from mmspec.audio.models.qwen3_tts.speaker import embed_voice
-from mmspec.audio.positions import check_voice
+from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_text
@@ -160,7 +160,12 @@ class Qwen3TTSAdapter:
         )
         letters = max(min(MAX_LETTERS, MAX_LETTERS * options.frames // MAX_FRAMES), MIN_LETTERS)
         pieces = split_text(text, letters)
-        return PreparedText([replace(base, ids=self._ids(spoken_text(piece))) for piece in pieces], texts=pieces)
+        parts = [replace(base, ids=self._ids(spoken_text(piece))) for piece in pieces]
+        vector = None if self.voice is None else self.voice.vectors[0]
+        with torch.inference_mode():
+            for part in parts:
+                check_positions(len(embed_prompt(self.model, part, vector)[0]), options.frames, self._positions)
+        return PreparedText(parts, texts=pieces)
 
     @property
     def draws_voice(self) -> bool:

@@ -19,10 +19,11 @@ from mmspec.audio.latents.row_limits import cut_rows
 from mmspec.audio.models.vibevoice.decoding import latents_of, sample_tokens
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
-from mmspec.audio.text import count_letters, split_text
+from mmspec.audio.text import count_letters, ending_like, split_text
 from mmspec.batching.run import Decoded
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -31,7 +32,7 @@ MAX_LETTERS = 6000  # of a part: about seven minutes
 # A part's limit, for speech half as fast as usual: 7.5 frames and 15 letters per second.
 FRAMES_PER_LETTER, MORE_FRAMES = 1.0, 75
 VOICE_SECONDS = 20  # of the first part, which later parts continue
-SPEAKER = re.compile(r"^\s*speaker\s+(\d+)\s*:\s*", re.IGNORECASE | re.MULTILINE)
+SPEAKER = re.compile(r"^[^\S\n]*+speaker[^\S\n]++(\d+)[^\S\n]*+:\s*+", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class VibeVoiceAdapter:
         draft_model: Any = None,
         frames: int | None = None,
     ) -> None:
-        self.model, self.processor, self.draft_model, self.frames = model.eval(), processor, draft_model, frames
+        self.model, self.draft_model, self.frames = model.eval(), draft_model, frames
+        self.processor = with_padding(processor)
         self.codec = VibeVoiceCodec(model, int(processor.feature_extractor.sampling_rate))
         self.voice_audio, self.voices = voice_audio, tuple(voice_audio)
         self.draws_voice = not voice_audio
@@ -82,6 +84,8 @@ class VibeVoiceAdapter:
         self.sampling = SamplingParams(1.0, guidance_scale=1.0 if scale is None else float(scale))
 
     def read(self, text: str, voice: str | None) -> PreparedText:
+        if (mark := self.processor.audio_token) in text:
+            raise PromptError(f"text contains {mark!r}, the place of a voice in the prompt; leave it out")
         head, *rest = SPEAKER.split(text)
         lines = list(zip(rest[::2], (line.strip() for line in rest[1::2]), strict=True))
         if head.strip():
@@ -96,7 +100,8 @@ class VibeVoiceAdapter:
         parts = [ScriptPart(part, voices) for part in split_script(lines, MAX_LETTERS)]
         for part in parts:
             check_positions(self._length(part), self.frames or 1, self._positions)
-        return PreparedText(parts, texts=["\n".join(line for _, line in part.lines) for part in parts])
+        texts = [ending_like(part.lines[-1][1], "\n".join(line for _, line in part.lines)) for part in parts]
+        return PreparedText(parts, texts=texts)
 
     def continue_voice(self, part: ScriptPart, first: ScriptPart, tokens: Tensor) -> ScriptPart:
         speakers = {speaker for speaker, _ in (*first.lines, *part.lines)}

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.arguments import processor_errors
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.flat_formats import EMU3_NEGATIVE
 from mmspec.vision.hf.image_adapter import AllowedByPosition, Components, DecodingJob, default_sampling, eight_bit
@@ -60,7 +61,8 @@ class Emu3Adapter:
         if request.guided:
             # As in the original, both sides end with the beginning of the image, so that they differ in the text only.
             texts = [EMU3_NEGATIVE] * len(ids) if request.negative_prompts is None else request.negative_prompts
-            negative = self._encode(texts, sizes)
+            with processor_errors("negative_prompt", texts[0]):
+                negative = self._encode(texts, sizes)
             arguments["negative_prompt_ids"] = negative["input_ids"]
             arguments["negative_prompt_attention_mask"] = negative["attention_mask"]
         codes = torch.arange(height * (width + 1)).view(height, width + 1)[:, :width].flatten()

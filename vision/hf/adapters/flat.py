@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.arguments import processor_errors
+from mmspec.errors import ModelError
 from mmspec.hf.plan import logits_size
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.flat_formats import format_of, token_id
@@ -79,7 +80,8 @@ class FlatImageAdapter:
         if request.guided:
             negatives = request.negative_prompts or [self._format.negative or ""] * len(ids)
             texts = [self._format.unconditional.format(negative=text, **size) for text in negatives]
-            negative = self._encode(texts)
+            with processor_errors("negative_prompt", negatives[0]):
+                negative = self._encode(texts)
             arguments["negative_prompt_ids"] = negative["input_ids"]
             arguments["negative_prompt_attention_mask"] = negative["attention_mask"]
         return DecodingJob(arguments, len(allowed), places, (height, width))
@@ -111,8 +113,6 @@ class FlatImageAdapter:
         )
 
     def _encode(self, texts: list[str]) -> Any:
-        if self._tokenizer.pad_token_id is None:
-            raise ArgumentError("processor.pad_token is None; set it, as prompts of a batch are padded")
         return self._tokenizer(
             texts,
             padding=True,

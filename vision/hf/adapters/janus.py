@@ -36,6 +36,15 @@ class JanusAdapter:
         components.refuse_chameleon_components(model)
         self._model = model
         self._processor = components.require_processor(model, "JanusProcessor")
+        tokenizer, config = self._processor.tokenizer, model.generation_config
+        # Guidance needs them; a folder without generation_config.json has them in its tokenizer only.
+        if getattr(config, "generation_kwargs", None) is None:
+            config.generation_kwargs = {
+                "boi_token_id": tokenizer.convert_tokens_to_ids(self._processor.image_start_token)
+            }
+        for name in ("pad_token_id", "bos_token_id"):
+            if getattr(config, name) is None:
+                setattr(config, name, getattr(tokenizer, name))
         self.sampling = default_sampling(model, PUBLISHED)
         self.codebook_size = int(model.config.vq_config.num_embeddings)
         self.max_length = int(model.config.get_text_config().max_position_embeddings)

@@ -66,8 +66,6 @@ class XOmniAdapter:
         refuse_empty(request.prompts)
         height, width = self.grid(request.height, request.width)
         size = f"{self._begin}{height} {width}{self._codes}"
-        if self._tokenizer.pad_token_id is None:
-            raise ArgumentError("processor.pad_token is None; set it, as prompts of a batch are padded")
         encoded = self._tokenizer(
             [text + size for text in request.prompts], padding=True, padding_side="left", return_tensors="pt"
         )

@@ -71,7 +71,7 @@ def plan(model: Any, request: PlanRequest) -> Plan:
 
 def begin_of_image(config: Any) -> int | None:
     """The id in a generation config that begins an image; None if it has none."""
-    begin = (config.generation_kwargs or {}).get("boi_token_id")
+    begin = (getattr(config, "generation_kwargs", None) or {}).get("boi_token_id")
     return None if begin is None else int(begin)
 
 

@@ -1,0 +1,238 @@
+"""A tiny pipeline of every adapter that reads texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import golden_qwen3_tts
+import tiny_ace_step
+import tiny_amused
+import tiny_chatterbox
+import tiny_codecs
+import tiny_cosyvoice
+import tiny_emu35
+import tiny_fish_s2
+import tiny_flat_images
+import tiny_heartmula
+import tiny_higgs
+import tiny_higgs_v3
+import tiny_kani
+import tiny_kyutai
+import tiny_latents
+import tiny_magnet
+import tiny_models
+import tiny_moss
+import tiny_moss_local
+import tiny_moss_local_v1
+import tiny_music
+import tiny_omni
+import tiny_outetts
+import tiny_processors
+import tiny_soprano
+import tiny_spark
+import tiny_speech
+import tiny_xomni
+import tiny_yue
+import torch
+from tiny_chatterbox import Levels, MeanLevels
+from torch import Tensor
+from transformers import DiaTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+import mmspec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.models.flat.decoding import StreamFormat
+from mmspec.audio.models.flat.spark import SPEAKER
+from mmspec.audio.models.flat.speech import FlatAdapter
+from mmspec.audio.models.flat.style import Style
+from mmspec.audio.models.heartmula import model
+from mmspec.audio.models.heartmula.model import Flavor
+from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.sampling.params import SamplingParams
+from mmspec.vision.hf.pipeline import TransformersPipeline
+from mmspec.vision.hf.xomni import XOmniConfig, XOmniForCausalLM
+
+METADATA = {"bpm": 100, "keyscale": "C major", "timesignature": "4"}
+Make = Callable[[Path], Any]
+
+
+class _Letters:
+    """A tokenizer of letters, for models whose own one is a package's."""
+
+    def encode(self, text: str) -> list[int]:
+        return [3 + ord(letter) % 40 for letter in text]
+
+    def __call__(self, text: str, return_tensors: str = "pt") -> dict[str, Tensor]:
+        ids = torch.tensor([self.encode(text)])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class _Chat(_Letters):
+    def apply_chat_template(self, messages: Any, add_generation_prompt: bool, tokenize: bool) -> str:
+        return str(messages[-1]["content"][0]["text"])
+
+    def __call__(self, text: str, return_tensors: str = "pt") -> dict[str, Tensor]:
+        ids = tiny_omni.prompts([[3 + n % 4 for n in self.encode(text)]])["input_ids"]
+        return {"input_ids": ids}
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return " ".join(map(str, ids))
+
+
+def _flat(_: Path) -> Any:
+    def prompt(tokens: Any, text: str, voice: str | None) -> list[int]:
+        return list(tokens(text)["input_ids"])
+
+    style = Style(StreamFormat(16, 11, 10), prompt, SamplingParams(0.9), (), 12)
+    codec = codec_of(tiny_codecs.xcodec2())
+    return SpeechPipeline(FlatAdapter(tiny_speech.flat(vocab_size=27), tiny_speech.tokenizer(), codec, style))
+
+
+def _spark(folder: Path) -> Any:
+    config = {"style": "spark", "codec": MeanLevels(1 + SPEAKER, 8192), "gender": "male"}
+    return mmspec.load(str(tiny_spark.spark(folder)), config=config)
+
+
+def _outetts(folder: Path) -> Any:
+    (folder / "speaker.json").write_text(json.dumps(tiny_outetts.SPEAKER))
+    codec = codec_of(tiny_codecs.mimi(codebooks=2, codebook_size=1024))
+    config = {"style": "outetts", "codec": codec, "speaker": str(folder / "speaker.json")}
+    return mmspec.load(str(tiny_outetts.outetts(folder / "model")), config=config)
+
+
+def _kani(folder: Path) -> Any:
+    codec = codec_of(tiny_codecs.mimi(codebooks=4, codebook_size=4096))
+    return mmspec.load(str(tiny_kani.kani(folder)), config={"style": "kani", "codec": codec})
+
+
+def _ace_step(_: Path) -> Any:
+    config = {"style": "ace-step", "codec": Levels(tiny_ace_step.CODES), "metadata": METADATA}
+    return mmspec.load(tiny_ace_step.model(), processor=tiny_ace_step.tokenizer(), config=config).with_duration(10)
+
+
+def _yue(_: Path) -> Any:
+    config = {"style": "yue", "codec": MeanLevels(2, 1024), "genres": "pop", "tokens": 4}
+    return mmspec.load(tiny_yue.model(), processor=_Letters(), config=config)
+
+
+def _heartmula(folder: Path) -> Any:
+    flavors = {name: Flavor(*sizes) for name, sizes in tiny_heartmula.SIZES.items()}
+    with patch.dict(model.FLAVORS, flavors):
+        config = {"codec": MeanLevels(4, 40), "frames": 10, "tags": "night"}
+        return mmspec.load(str(tiny_heartmula.write(folder)), config=config)
+
+
+def _kyutai(folder: Path) -> Any:
+    config = {"codec": tiny_kyutai.Codec(), "voice": tiny_kyutai.kyutai(folder) / "voice.safetensors", "cfg": 1.5}
+    return mmspec.load(str(folder), processor=tiny_kyutai.Words(), config={**config, "frames": 20})
+
+
+def _published(write: Callable[[Path], Any], **config: Any) -> Make:
+    return lambda folder: mmspec.load(str(write(folder)), config=config)
+
+
+def _magnet(folder: Path) -> Any:
+    tiny_magnet.write(folder)
+    return mmspec.load(str(folder), config={"text_encoder": str(folder / "t5"), "steps": tiny_magnet.STEPS})
+
+
+def _dia(_: Path) -> Any:
+    pipe = mmspec.load(
+        tiny_music.dia(2, text_ids=256), processor=DiaTokenizer(), config={"codec": codec_of(tiny_codecs.dac())}
+    )
+    pipe.adapter.frames = 8
+    return pipe
+
+
+class _Bark:
+    """A BarkProcessor in miniature."""
+
+    def __call__(self, text: str) -> dict[str, Tensor]:
+        ids = torch.tensor([[len(word) % 9 for word in text.split()][:6]])
+        ids = torch.nn.functional.pad(ids, (0, 6 - ids.shape[1]))
+        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+
+SPEECH: dict[str, Make] = {
+    "spoken": lambda _: mmspec.load("spoken"),
+    "flat": _flat,
+    "soprano": _published(tiny_soprano.soprano),
+    "spark": _spark,
+    "outetts": _outetts,
+    "kani": _kani,
+    "bark": lambda _: mmspec.load(tiny_speech.bark(), processor=_Bark()),
+    "csm": lambda _: mmspec.load(tiny_speech.csm(codes=8), processor=tiny_speech.tokenizer(), config={"frames": 8}),
+    "dia": _dia,
+    "higgs": lambda _: mmspec.load(tiny_higgs.model(3), processor=tiny_higgs.processor(), config={"frames": 6}),
+    "higgs-v3": _published(tiny_higgs_v3.higgs_v3, codec=tiny_higgs_v3.Codec(), frames=5),
+    "fish-s2": _published(tiny_fish_s2.fish_s2, codec=tiny_fish_s2.Codec(), frames=5),
+    "moss-tts": _published(tiny_moss.moss, codec=tiny_moss.Codec(), frames=5),
+    "moss-local": _published(tiny_moss_local.moss_local, codec=tiny_moss.Codec(), frames=5),
+    "moss-local-v1": _published(tiny_moss_local_v1.moss_local_v1, codec=tiny_moss.Codec(), frames=5),
+    "kyutai-tts": _kyutai,
+    "qwen3-tts": lambda folder: mmspec.load(
+        str(golden_qwen3_tts.copy(folder / "model", "custom_voice")), config={"frames": 8}
+    ),
+    "chatterbox": _published(tiny_chatterbox.chatterbox, codec=Levels(6561)),
+    "chatterbox-turbo": _published(tiny_chatterbox.turbo, codec=Levels(6561)),
+    "chatterbox-multilingual": _published(tiny_chatterbox.multilingual, codec=Levels(6561), language="fr"),
+    "cosyvoice": _published(lambda at: tiny_cosyvoice.cosyvoice(at / "c")[0], codec=Levels(tiny_cosyvoice.CODES)),
+    "pocket": lambda _: mmspec.load(tiny_latents.tiny("pocket"), processor=tiny_latents.pocket_processor()),
+    "vibevoice": lambda _: mmspec.load(
+        tiny_latents.vibevoice(), processor=tiny_latents.vibevoice_processor(), config={"frames": 2}
+    ),
+    "qwen2.5-omni": lambda _: mmspec.load(
+        tiny_omni.qwen2_5(), processor=_Chat(), config={"frames": 4, "answer_tokens": 3}
+    ),
+    "qwen3-omni": lambda _: mmspec.load(tiny_omni.qwen3(), processor=_Chat(), config={"frames": 4, "answer_tokens": 3}),
+}
+MUSIC: dict[str, Make] = {
+    "musicgen": lambda _: mmspec.load(tiny_music.long_musicgen(), processor=tiny_music.tokenizer()).with_duration(0.05),
+    "magnet": _magnet,
+    "ace-step": _ace_step,
+    "yue": _yue,
+    "heartmula": _heartmula,
+}
+
+
+def _hf(name: str) -> Make:
+    return lambda _: mmspec.load(getattr(tiny_models, name)(), processor=getattr(tiny_processors, name)())
+
+
+def _layout(layout: str) -> Make:
+    tokenizer, model = tiny_flat_images.tokenizer, tiny_flat_images.model
+    return lambda _: mmspec.load(
+        model(layout, max_position_embeddings=2048), processor=tokenizer(layout), config={"layout": layout}
+    )
+
+
+def _emu35(_: Path) -> Any:
+    made = Qwen3ForCausalLM(Qwen3Config(**tiny_emu35.sizes()))
+    tiny_emu35.fill(made.named_parameters(), 0)
+    return TransformersPipeline(made.eval(), tiny_emu35.tokenizer(), layout="emu3.5")
+
+
+def _xomni(_: Path) -> Any:
+    made = XOmniForCausalLM(XOmniConfig(**tiny_xomni.sizes())).eval()
+    tiny_xomni.fill(made.named_parameters())
+    return TransformersPipeline(made, tiny_xomni.tokenizer())
+
+
+IMAGES: dict[str, Make] = {
+    **{name: _hf(name) for name in ("janus", "emu3", "chameleon", "glm")},
+    **{name: _layout(name) for name in tiny_flat_images.KINDS if name != "emu3.5"},
+    "emu3.5": _emu35,
+    "x-omni": _xomni,
+    "amused": lambda _: tiny_amused.tiny_amused(),
+    "shapes": lambda _: mmspec.load("shapes"),
+    "scenes": lambda _: mmspec.load("scenes"),
+    "shapes-latent": lambda _: mmspec.load("shapes-latent"),
+}
+# Options of the images whose default is a published size.
+SIZES: dict[str, dict[str, int]] = {
+    name: {"height": side, "width": side}
+    for name, side in (("emu3", 32), ("simplear", 32), ("emu3.5", 32), ("x-omni", 32))
+}
