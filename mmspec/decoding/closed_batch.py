@@ -61,8 +61,8 @@ class ClosedBatch(ABC):
         """The statistics so far."""
         return self.meter.stats(self.draft_calls)
 
-    def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:
-        """Does nothing: there are no windows."""
+    def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:  # noqa: B027 (no windows)
+        """Does nothing."""
 
     def can_join(self, other: object) -> bool:
         """False: rows are in step."""
