@@ -38,7 +38,7 @@ from mmspec.vision.mar.published import PublishedBatch
 from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
-from mmspec.vision.previews import check_latents, visible
+from mmspec.vision.previews import check_latents, grey_where_missing
 
 SCHEDULES = ("linear", "constant")
 OPTIONS = ("steps", "head_steps", "guidance_scale", "cfg_schedule", "temperature", "shortcuts")
@@ -281,12 +281,8 @@ class MARPipeline(DiffusionPipeline):
             return tokens
         check_latents(tokens, self.transformer.places, self.transformer.config.token_dim)
         tokens = tokens.to(self.vae.device)
-        images = pixels(self.vae, tokens.nan_to_num(nan=0.0))
-        known = ~tokens.isnan().any(-1)
-        if not bool(known.all()):
-            side = self.transformer.config.grid_size
-            seen = visible(known, (side, side), (images.shape[2], images.shape[3]))
-            images = images.masked_fill(~seen[:, None], 0)
+        side = self.transformer.config.grid_size
+        images = grey_where_missing(pixels(self.vae, tokens.nan_to_num(nan=0.0)), tokens, (side, side))
         return self.image_processor.postprocess(images, output_type=output_type)
 
     @classmethod
