@@ -70,8 +70,8 @@ def test_an_engine_gives_what_a_call_gives(name: str) -> None:
         field = "frames" if hasattr(whole, "frames") else "images"
         images, expected = (np.asarray(getattr(each, field)) for each in (out, whole))
         if whole.tokens.is_floating_point() and key != "alone":
-            # Batches of other shapes round differently, which may move a latent from one code to another.
-            assert float(((out.tokens - whole.tokens).abs().amax(-1) < 1e-3).float().mean()) > 0.9
+            # Batches of other shapes round differently: of shapes-latent, whose codes are 0.5 apart, by up to 0.02.
+            assert float((out.tokens - whole.tokens).abs().max()) < 0.05
         else:
             assert torch.equal(out.tokens, whole.tokens) and np.array_equal(images, expected, equal_nan=True)
             assert out.stats.nfe == whole.stats.nfe
