@@ -17,7 +17,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

@@ -15,7 +15,7 @@ from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 

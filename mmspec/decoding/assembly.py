@@ -15,8 +15,6 @@ from mmspec.decoding.target import Target, TreeTarget
 from mmspec.decoding.tree_loop import decode_tree
 from mmspec.decoding.window_policy import FixedWindow, WindowPolicy
 from mmspec.errors import ArgumentError, PluginError
-from mmspec.heads.hydra import HydraHeads
-from mmspec.heads.medusa import MedusaHeads
 from mmspec.importing import resolve
 from mmspec.knobs import LARGEST
 from mmspec.recipes import Recipe
@@ -140,8 +138,7 @@ def window_policy(
         return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, single_steps=length)
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
-    if isinstance(head, MedusaHeads | HydraHeads):
-        largest = min(largest, head.count + 1)
+    largest = min(largest, getattr(head, "count", LARGEST) + 1)  # Medusa and Hydra heads are so many
     name = str(recipe) if resources.largest_window is None else f"{recipe} up to {largest}"
     key = name, batch_size, any(s.guidance_scale != 1 for s in samplings)
     policy = resources.adaptive_windows.setdefault(key, AdaptiveWindow(largest))

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget, prompt_padding
 from mmspec.drafters.head_attention import written
 from mmspec.drafters.head_sampler import HeadSampler
+from mmspec.errors import ArgumentError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.draft_vocabulary import expand
 from mmspec.sampling.logits import Logits, split_cfg
@@ -241,3 +243,19 @@ class BlockRunner:
     def _feature_index(self, slots: Tensor) -> Tensor:
         """Slots int64 [R, W] as an index for `gather` on features, [R, W, layers * D]."""
         return slots[..., None].expand(-1, -1, self._features.shape[-1])
+
+
+def build_runner(head: BlockHead, context: DraftingContext, sampler: TokenSampler, depth: int) -> BlockRunner:
+    """See `mmspec.drafters.runners.BuildRunner`.
+
+    Raises:
+        ArgumentError: If the head reads features that the target does not provide.
+    """
+    target = context.target
+    if head.layer_ids and not isinstance(target, LayerFeatureTarget):
+        raise ArgumentError(
+            f"recipe {context.recipe.name!r} is not possible here: the drafter reads layers {list(head.layer_ids)}, "
+            f"and {type(target).__name__} provides the features of the last one only"
+        )
+    assert isinstance(target, FeatureTarget)
+    return BlockRunner(head, target, sampler, context.layout.length, context.recipe.window, depth)

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
 from mmspec.drafters.head_attention import bias_of_nodes, bias_of_window, written
 from mmspec.drafters.head_sampler import HeadSampler
+from mmspec.errors import ArgumentError
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.mtp import MTPHead
@@ -250,3 +252,21 @@ def _shifted(positions: NDArray[np.int64], offset: int) -> NDArray[np.int64]:
     there = getattr(positions, "mirror", None)
     found = np.asarray(positions) + offset
     return found if there is None else mirrored(found, there + offset)
+
+
+def build_runner(
+    head: EagleHead | Eagle3Head | MTPHead, context: DraftingContext, sampler: TokenSampler, depth: int
+) -> EagleRunner:
+    """See `mmspec.drafters.runners.BuildRunner`.
+
+    Raises:
+        ArgumentError: If the head reads features that the target does not provide.
+    """
+    target = context.target
+    if isinstance(head, Eagle3Head) and not isinstance(target, LayerFeatureTarget):
+        raise ArgumentError(
+            f"recipe {context.recipe.name!r} is not possible here: an EAGLE-3 head reads features of several layers, "
+            f"and {type(target).__name__} provides those of the last one only"
+        )
+    assert isinstance(target, FeatureTarget)
+    return EagleRunner(head, target, sampler, context.layout.length, context.recipe.window)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FrameFeatureTarget
 from mmspec.drafters.first_tokens import FirstTokens
 from mmspec.errors import ModelError
@@ -116,3 +117,16 @@ class FrameRunner:
         only = torch.from_numpy(forced).to(logits.device)[:, None, None]
         ids = torch.arange(logits.shape[-1], device=logits.device)
         return torch.where(only < 0, logits, torch.where(ids == only, 0.0, -torch.inf))
+
+
+def build_runner(head: FrameHead, context: DraftingContext, sampler: TokenSampler, depth: int) -> FrameRunner:
+    """See `mmspec.drafters.runners.BuildRunner`.
+
+    Raises:
+        ModelError: If the head is for frames of another size.
+    """
+    target = context.target
+    assert isinstance(target, FrameFeatureTarget)
+    if head.codebooks != target.frame_size:
+        raise ModelError(f"drafter is for frames of {head.codebooks} tokens, and this model's have {target.frame_size}")
+    return FrameRunner(head, target, sampler)

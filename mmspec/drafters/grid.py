@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
+from mmspec.errors import ModelError
 from mmspec.heads.grid import GridHead
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import on_device
@@ -106,3 +108,16 @@ class GridRunner:
         """Host values [B, ...], repeated for the unconditional rows: [R, ...]."""
         there = on_device(values, self._head.device)
         return torch.cat([there, there]) if self._guided else there
+
+
+def build_runner(head: GridHead, context: DraftingContext, sampler: TokenSampler, depth: int) -> GridRunner:
+    """See `mmspec.drafters.runners.BuildRunner`.
+
+    Raises:
+        ModelError: If the head is for images of another width.
+    """
+    target, layout, window = context.target, context.layout, context.recipe.window
+    assert isinstance(target, FeatureTarget)
+    if layout.width != head.grid_width:
+        raise ModelError(f"drafter is for lines of {head.grid_width} tokens, and this model's have {layout.width}")
+    return GridRunner(head, target, sampler, layout.length, window, max(depth, window - 1))

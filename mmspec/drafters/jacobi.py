@@ -11,18 +11,10 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
 from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
-from mmspec.drafters.one_step import one_step
-from mmspec.drafters.outer_layers import OuterLayers
-from mmspec.drafters.outer_layers import build as build_outer_layers
-from mmspec.drafters.refresh import Refresh
-from mmspec.drafters.runners import build_runner
-from mmspec.drafters.stand import StandDrafter
-from mmspec.drafters.token_init import repeat_left, repeat_up
 from mmspec.knobs import RUNNERS
 from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.rejection import Draft, Verdict
@@ -57,6 +49,48 @@ class ContinuationDrafter(Protocol):
         ...
 
 
+class RefreshesDrafts(Protocol):
+    """Couples the first drafts of a window to a draft network; see `mmspec.drafters.refresh`."""
+
+    @property
+    def calls(self) -> int:
+        """Calls of the network."""
+        ...
+
+    def refresh(
+        self, state: BatchState, tokens: Tensor, q: Tensor, reused: NDArray[np.int64], draws: WindowRNG
+    ) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+        """The drafts with their q, and how many of each row are not new."""
+        ...
+
+    def observe(self, verdict: Verdict, state: BatchState) -> None:
+        """Called after verification."""
+        ...
+
+
+class CouplesToLayers(Protocol):
+    """Couples the rejected part of a window to a few layers of the target; see `mmspec.drafters.outer_layers`."""
+
+    calls: int
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it does so without waiting for a device."""
+        ...
+
+    def couple(
+        self, verdict: Verdict, tokens: Tensor, coupling: Coupling, state: BatchState, draws: WindowRNG
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens and their q."""
+        ...
+
+    def couple_ahead(
+        self, verdict: Verdict, tokens: Tensor, coupling: Coupling, state: BatchState, draws: WindowRNG
+    ) -> tuple[Tensor, Tensor] | None:
+        """As `couple`, on a device; None if that is not possible."""
+        ...
+
+
 class Jacobi:
     """Reuses the rejected part of the previous window as drafts, and continues it with another drafter.
 
@@ -79,8 +113,8 @@ class Jacobi:
         continuation: ContinuationDrafter,
         coupling: Coupling | None,
         vocab_size: int,
-        refresh: Refresh | None = None,
-        outer_layers: OuterLayers | None = None,
+        refresh: RefreshesDrafts | None = None,
+        outer_layers: CouplesToLayers | None = None,
     ) -> None:
         self._continuation = continuation
         self._coupling = coupling
@@ -98,7 +132,7 @@ class Jacobi:
                 self._kernel = continuation.kernel
             elif isinstance(continuation, ColumnInitDrafter):
                 self._kernel = continuation.kernel if outer_layers is None else None
-            elif coupling is None and isinstance(continuation, StandDrafter):
+            elif coupling is None and isinstance(continuation, WindowKernel):
                 self._kernel = continuation
         self._accepted, self._p = self._offset, torch.empty(0)
 
@@ -234,6 +268,9 @@ def build(context: DraftingContext) -> Jacobi:
     knobs, resources = context.recipe.knobs, context.resources
     coupling, start = COUPLINGS[str(knobs.get("coupling", "fresh"))], str(knobs["start"])
     if start in RUNNERS:
+        from mmspec.drafters.chain import ChainDrafter
+        from mmspec.drafters.runners import build_runner
+
         chain = ChainDrafter(build_runner(context, start), context.target.device)
         return Jacobi(chain, coupling, context.target.vocab_size)
     if start == "auto":
@@ -241,8 +278,13 @@ def build(context: DraftingContext) -> Jacobi:
         start = "table" if has_table else "up" if context.layout.width else "left"
     refresh = outer_layers = None
     if (network := str(knobs["refresh"])) == "outer":
+        from mmspec.drafters.outer_layers import build as build_outer_layers
+
         outer_layers = build_outer_layers(context)
     elif network != "none":
+        from mmspec.drafters.refresh import Refresh
+        from mmspec.drafters.runners import build_runner
+
         weight = None if knobs["weight"] == "auto" else float(knobs["weight"])
         runner = build_runner(context, network)
         refresh = Refresh(runner, int(knobs["refreshed"]), weight, context.target.device)
@@ -266,7 +308,7 @@ def build_stand(context: DraftingContext) -> Jacobi:
 
 def build_one_step(context: DraftingContext) -> Jacobi:
     """Builds the drafter of the recipe `one-step`."""
-    return Jacobi(one_step(context), None, context.target.vocab_size)
+    return Jacobi(_continuation(context, "one-step"), None, context.target.vocab_size)
 
 
 def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
@@ -274,8 +316,13 @@ def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     if name == "table" and context.resources.continuation is not None:
         return context.resources.continuation()
     if name == "one-step":
+        from mmspec.drafters.one_step import one_step
+
         return one_step(context)
     if name == "stand":
+        from mmspec.drafters.stand import StandDrafter
+        from mmspec.drafters.token_init import repeat_left, repeat_up
+
         above = repeat_up if context.layout.width else repeat_left
         return StandDrafter(context.batch_size, context.target.vocab_size, above, context.target.device)
     return InitDrafter(token_init(context, name), forcing_frames(context.target))

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import EarlyExit, ExitFeatureTarget
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.head_attention import bias_of_window, written
 from mmspec.drafters.head_sampler import HeadSampler
+from mmspec.errors import ArgumentError
 from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import on_device, part, upload
@@ -128,3 +130,18 @@ class KangarooRunner:
     def _with_uncond(self, values: Tensor) -> Tensor:
         """Values [B, ...], repeated for the unconditional rows: [R, ...]."""
         return torch.cat([values, values]) if self._guided else values
+
+
+def build_runner(head: ExitAdapter, context: DraftingContext, sampler: TokenSampler, depth: int) -> KangarooRunner:
+    """See `mmspec.drafters.runners.BuildRunner`.
+
+    Raises:
+        ArgumentError: If the target does not provide the features of an early exit.
+    """
+    target = context.target
+    if not isinstance(target, ExitFeatureTarget):
+        raise ArgumentError(
+            f"recipe {context.recipe.name!r} is not possible here: {type(target).__name__} does not provide the "
+            "features of an early exit"
+        )
+    return KangarooRunner(head, target, sampler, context.layout.length, context.recipe.window)

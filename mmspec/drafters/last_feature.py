@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
+from mmspec.errors import ArgumentError
 from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree_rejection import Outcome
@@ -51,3 +53,14 @@ class LastFeatureRunner:
     def before_join(self, other: LastFeatureRunner, state: BatchState, other_state: BatchState) -> None:
         """See `mmspec.decoding.rows.Part`."""
         self._feature, other._feature = self.feature(), other.feature()
+
+
+def refuse_few(count: int, kind: str, context: DraftingContext, depth: int) -> None:
+    """Checks that there are as many heads as drafts in a window.
+
+    Raises:
+        ArgumentError: If there are fewer.
+    """
+    recipe = context.recipe
+    if depth > count and not (recipe.auto or recipe.auto_branch):
+        raise ArgumentError(f"recipe '{recipe}' drafts {depth} tokens ahead, but the drafter has {count} {kind} heads")

@@ -23,7 +23,7 @@ from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.hf.folder import BUFFERS
 from mmspec.recipes import Recipe

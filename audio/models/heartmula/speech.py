@@ -22,7 +22,7 @@ from mmspec.audio.models.heartmula.model import HeartMuLa, read_model
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.hf.folder import read_json
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
