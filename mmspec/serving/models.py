@@ -56,11 +56,6 @@ class ServedModel:
         return raster_of(self.pipe)
 
     @property
-    def takes_size(self) -> bool:
-        """Whether an image model has images of several sizes."""
-        return not hasattr(self.pipe, "transformer")
-
-    @property
     def voices(self) -> Sequence[str]:
         """Its voices, the default first; may be empty."""
         return tuple(self.pipe.adapter.voices) if self.kind == "speech" else ()

@@ -27,12 +27,11 @@ class OneByOneEngine:
     """Runs a pipeline's own call in a thread, for one request at a time; see `mmspec.serving.generation.Engine`.
 
     Args:
-        pipe: An image or speech pipeline.
+        pipe: A speech pipeline.
         max_waiting: Requests that may wait.
     """
 
     def __init__(self, pipe: Any, max_waiting: int = 1024) -> None:
-        self._run = _speak if hasattr(pipe, "stream") else _draw
         self._pipe, self._max_waiting = pipe, max_waiting
         self._turn = asyncio.Lock()
         self._waiting = self._running = 0
@@ -44,7 +43,7 @@ class OneByOneEngine:
         """As of an engine.
 
         Args:
-            prompt: The prompt of an image, or the prepared text of speech.
+            prompt: The prepared text.
             request: Its settings.
             pipe: Another pipeline of the same model, such as one that follows reference audio.
         """
@@ -65,7 +64,7 @@ class OneByOneEngine:
 
         def work() -> None:
             try:
-                self._run(pipe or self._pipe, prompt, request, send)
+                _speak(pipe or self._pipe, prompt, request, send)
             finally:
                 loop.call_soon_threadsafe(arrived.put_nowait, None)
 
@@ -94,29 +93,6 @@ class OneByOneEngine:
         self._closed.set()
         async with self._turn:
             pass
-
-
-def _draw(pipe: Any, prompt: str | PreparedText, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
-    """Generates one image."""
-    sent = 0
-
-    def observe(_: Any, calls: int, __: int, tensors: dict[str, Tensor]) -> None:
-        nonlocal sent
-        codes = tensors["tokens"][0]
-        known = ~codes.isnan().flatten(1).any(1) if codes.is_floating_point() else codes >= 0
-        count = int(known.sum())
-        send(CallOutput(codes[sent:count].cpu(), calls))
-        sent = count
-
-    options: dict[str, Any] = dict(request.settings)
-    if request.negative_prompt is not None:
-        options["negative_prompt"] = request.negative_prompt
-    if request.size is not None:
-        options["height"], options["width"] = request.size
-    # Pixels are made elsewhere.
-    pipe(
-        prompt, recipe=request.recipe, seed=request.seed, output_type="latent", callback_on_step_end=observe, **options
-    )  # fmt: skip
 
 
 def _speak(pipe: Any, text: str | PreparedText, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:

@@ -491,14 +491,15 @@ def test_draining_waits_for_what_a_slow_client_has_not_read_yet() -> None:
         assert size > 2**24 - 1000
 
 
-def test_one_by_one_gives_back_its_turn_after_two_cancellations() -> None:
-    class Pipe:
-        def __call__(self, *_: Any, callback_on_step_end: Any, **__: Any) -> None:
-            time.sleep(0.2)
-            callback_on_step_end(None, 1, 0, {"tokens": torch.zeros(1, 1, dtype=torch.int64)})
+def test_one_by_one_gives_back_its_turn_after_two_cancellations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def speak(pipe: Any, text: Any, request: Any, send: Any) -> None:
+        time.sleep(0.2)
+        send(CallOutput(torch.zeros(1, dtype=torch.int64), 1))
+
+    monkeypatch.setattr("mmspec.serving.one_by_one._speak", speak)
 
     async def main() -> None:
-        engine = OneByOneEngine(Pipe())
+        engine = OneByOneEngine(None)
 
         async def one() -> int:
             return len([output async for output in engine.generate("", DecodingRequest(0, "plain"))])
