@@ -30,7 +30,7 @@ MOST_KINDS = 1024  # kinds of rows whose size in bytes is remembered
 
 def supports_engine(pipe: Any) -> bool:
     """Whether an engine can decode requests of a pipeline."""
-    return hasattr(pipe, "read_request") and hasattr(pipe, "prepare_rows") and getattr(pipe, "in_engines", True)
+    return hasattr(pipe, "read_request") and hasattr(pipe, "prepare_rows")
 
 
 class QueueFullError(ArgumentError):
@@ -278,7 +278,7 @@ class Engine:
         try:
             with torch.no_grad():
                 prepared = self.pipe.prepare_rows([row.prompt for row in rows], rows[0].progress.recipe)
-            group = start_group(rows, prepared, self._watch, self._shared)
+            group = start_group(rows, prepared, self._watch, self._shared, self._streams)
         except Exception as error:
             return self._fail(rows, error)
         if len(self._row_bytes) > MOST_KINDS:

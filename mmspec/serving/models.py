@@ -13,7 +13,6 @@ from mmspec.errors import did_you_mean
 from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.serving.errors import ApiError
 from mmspec.serving.generation import Engine
-from mmspec.serving.one_by_one import OneByOneEngine
 from mmspec.serving.raster import Raster, raster_of
 
 Kind = Literal["image", "speech"]
@@ -76,11 +75,6 @@ class ServedModel:
             )  # fmt: skip
         return chosen
 
-    @cached_property
-    def one_by_one(self) -> OneByOneEngine:
-        """Decodes requests that need a pipeline of their own, such as one that follows reference audio."""
-        return OneByOneEngine(self.pipe, self.max_waiting)
-
     def describe(self) -> dict[str, Any]:
         """The model in `GET /v1/models`."""
         entry: dict[str, Any] = {"id": self.name, "object": "model", "created": self.created, "owned_by": "mmspec"}
@@ -92,8 +86,6 @@ class ServedModel:
     async def aclose(self) -> None:
         """Ends the engine."""
         await self.engine.aclose()
-        if "one_by_one" in vars(self):
-            await self.one_by_one.aclose()
         self.worker.shutdown(wait=False, cancel_futures=True)
 
 

@@ -7,13 +7,9 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mmspec.audio.adapter import PreparedText
-from mmspec.batching.request import RowPrompt
-from mmspec.decoding.step import Step
-from mmspec.recipes import parse
 from mmspec.serving.generation import CallOutput, DecodingRequest, QueueFullError
 
 
@@ -25,27 +21,18 @@ class OneByOneEngine:
     """Runs a pipeline's own call in a thread, for one request at a time; see `mmspec.serving.generation.Engine`.
 
     Args:
-        pipe: An image or speech pipeline.
+        pipe: An image pipeline.
         max_waiting: Requests that may wait.
     """
 
     def __init__(self, pipe: Any, max_waiting: int = 1024) -> None:
-        self._run = _speak if hasattr(pipe, "stream") else _draw
         self._pipe, self._max_waiting = pipe, max_waiting
         self._turn = asyncio.Lock()
         self._waiting = self._running = 0
         self._closed = threading.Event()
 
-    async def generate(
-        self, prompt: str | PreparedText, request: DecodingRequest, pipe: Any = None
-    ) -> AsyncGenerator[CallOutput, None]:
-        """As of an engine.
-
-        Args:
-            prompt: The prompt of an image, or the prepared text of speech.
-            request: Its settings.
-            pipe: Another pipeline of the same model, such as one that follows reference audio.
-        """
+    async def generate(self, prompt: str | PreparedText, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+        """As of an engine."""
         if self._waiting >= self._max_waiting:
             raise QueueFullError(f"{self._waiting} requests wait, as many as allowed; try again later")
         self._waiting += 1
@@ -63,7 +50,7 @@ class OneByOneEngine:
 
         def work() -> None:
             try:
-                self._run(pipe or self._pipe, prompt, request, send)
+                _draw(self._pipe, prompt, request, send)
             finally:
                 loop.call_soon_threadsafe(arrived.put_nowait, None)
 
@@ -115,28 +102,3 @@ def _draw(pipe: Any, prompt: str | PreparedText, request: DecodingRequest, send:
     pipe(
         prompt, recipe=request.recipe, seed=request.seed, output_type="latent", callback_on_step_end=observe, **options
     )  # fmt: skip
-
-
-def _speak(pipe: Any, text: str | PreparedText, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
-    """Generates the tokens of one text, part by part."""
-    recipe, options = parse(request.recipe), {"seed": request.seed, **request.settings}
-    with torch.inference_mode():
-        prepared, calls = pipe.read_request(text, options, recipe), 0
-        source: tuple[RowPrompt, Tensor] | None = None  # what later parts continue
-        for part, row in enumerate(prepared.rows):
-            if source is not None and prepared.continued is not None:
-                row = prepared.continued(row, *source)
-            sent = before = 0
-
-            def observe(step: Step, part: int = part) -> None:
-                nonlocal calls, sent, before
-                calls += step.nfe - before if step.nfe > before else step.nfe  # stages of a model count anew
-                tokens, before = step.tokens[0], step.nfe
-                send(CallOutput(tokens[sent:].cpu(), calls, part))
-                sent = len(tokens)
-
-            tokens = pipe.decode_row(row, recipe, observe)
-            if source is None or prepared.chained:
-                source = row, tokens
-            if not sent:  # the last stage of the model made them all at once
-                send(CallOutput(tokens.cpu(), calls, part))

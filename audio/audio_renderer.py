@@ -3,39 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmspec.audio.adapter import codec_of_part
+from mmspec.audio.adapter import SpeechAdapter, codec_of_part
 from mmspec.audio.codec import CodecStream
 from mmspec.audio.resampling import Resampler
-from mmspec.serving.generation import CallOutput
+
+
+class PartTokens(Protocol):
+    """Tokens of a part of a text.
+
+    Attributes:
+        tokens: The tokens, [n, *cell].
+        part: The index of the part; parts come in order.
+    """
+
+    @property
+    def tokens(self) -> torch.Tensor: ...
+
+    @property
+    def part(self) -> int: ...
 
 
 class AudioRenderer:
     """Decodes the tokens of a text, part after part, into audio.
 
     Args:
-        pipe: The speech pipeline.
-        parts: The parts of the text, see `mmspec.audio.adapter.PreparedText`.
+        adapter: The model.
+        prompts: The parts of the text, see `mmspec.audio.adapter.PreparedText`.
         first: Frames in the first chunk of each part.
         every: Frames in the later chunks.
         sampling_rate: Samples per second of the audio.
+        silences: What follows each part, float32 [channels, n]; may be empty.
     """
 
-    def __init__(self, pipe: Any, parts: Sequence[Any], first: int, every: int, sampling_rate: int) -> None:
-        self._pipe, self._parts, self._first, self._every = pipe, parts, first, every
-        self._resampler = None if sampling_rate == pipe.sampling_rate else Resampler(pipe.sampling_rate, sampling_rate)
+    def __init__(
+        self,
+        adapter: SpeechAdapter,
+        prompts: Sequence[Any],
+        first: int,
+        every: int,
+        sampling_rate: int,
+        silences: Sequence[NDArray[np.float32]] = (),
+    ) -> None:
+        self._adapter, self._prompts, self._first, self._every = adapter, prompts, first, every
+        own = adapter.codec.sampling_rate
+        self._resampler = None if sampling_rate == own else Resampler(own, sampling_rate)
+        self._silences = silences
         self._part = 0
         self._tokens: list[torch.Tensor] = []
         self._sent = 0  # frames of the part
         self._stream = self._new_stream()
 
-    def push(self, outputs: Sequence[CallOutput], last: bool) -> NDArray[np.float32]:
-        """Takes what has been committed since, and returns the audio that is ready, float32 [channels, n].
+    def push(self, outputs: Sequence[PartTokens], last: bool) -> list[NDArray[np.float32]]:
+        """Takes what has been committed since, and returns the audio that is ready, in chunks float32 [channels, n].
 
         Args:
             outputs: In order.
@@ -50,16 +75,14 @@ class AudioRenderer:
                     self._stream = self._new_stream()
                 self._tokens.append(output.tokens)
             chunks += self._finish_part() if last else self._decode(last=False)
-        audio = np.concatenate(chunks or [np.zeros((self._pipe.adapter.codec.channels, 0), np.float32)], axis=-1)
-        if self._resampler is None:
-            return audio
-        parts = [self._resampler.push(audio)] + ([self._resampler.finish()] if last else [])
-        return np.concatenate(parts, axis=-1)
+        if self._resampler is not None:
+            chunks = [self._resampler.push(chunk) for chunk in chunks] + ([self._resampler.finish()] if last else [])
+        return [chunk for chunk in chunks if chunk.shape[-1]]
 
     def _decode(self, last: bool) -> list[NDArray[np.float32]]:
         if not self._tokens:
             return []
-        codes = self._pipe.adapter.codes(torch.cat(self._tokens))
+        codes = self._adapter.codes(torch.cat(self._tokens))
         new = codes.shape[-1] - self._sent
         if not new or (not last and new < (self._every if self._sent else self._first)):
             return []
@@ -72,7 +95,7 @@ class AudioRenderer:
         if self._sent:
             chunks.append(self._stream.finish()[0].cpu().numpy())
         self._tokens, self._sent = [], 0
-        return chunks
+        return chunks + list(self._silences[self._part : self._part + 1])
 
     def _new_stream(self) -> CodecStream:
-        return codec_of_part(self._pipe.adapter, self._parts[self._part]).stream()
+        return codec_of_part(self._adapter, self._prompts[self._part]).stream()
