@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_speech
 import torch
+from part_runs import decode_rows
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -23,6 +24,7 @@ from transformers.models.bark.generation_configuration_bark import (
 import mmspec
 from mmspec.audio.models.bark.fine_stage import generate_fine
 from mmspec.errors import ArgumentError
+from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 
 LONG = "one " * 40 + "two. " + "three " * 30 + "four."
@@ -90,7 +92,7 @@ def test_later_parts_go_on_with_the_voice_of_the_first(tmp_path: Path) -> None:
     codes = adapter.codes(first)
     assert torch.equal(following.voice.codes, codes) and torch.equal(following.voice.coarse, codes[:2])
     sampling = pipe._sampling(1.0, None, None, None)
-    alone = pipe._decode([following], mmspec.recipes.parse(adapter.recipe), sampling, [3 + 2**32], None).tokens[0]
+    alone = decode_rows(adapter, [following], parse(adapter.recipe), sampling, [3 + 2**32])[0]
     assert torch.equal(adapter.codes(alone), adapter.codes(second))
     assert torch.equal(adapter.codes(pipe("two", seed=4, temperature=1.0).tokens[0]), adapter.codes(out[1].tokens[0]))
     # A preset is the voice of all parts.

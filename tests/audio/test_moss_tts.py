@@ -182,7 +182,7 @@ def test_rules_compare_codes_by_the_vectors_of_their_codebook(folder: Path, rule
     """Each codebook has its cell, and the token of text is like no other."""
     pipe = load(folder, frames=5)
     parts = pipe.read("one two", None).parts
-    job = pipe.adapter.job(parts, parse(f"scd+{rule}"), [pipe.adapter.sampling])
+    job = pipe.adapter.prepare_rows(parts, parse(f"scd+{rule}"), [pipe.adapter.sampling])
     tables = job.tables()
     assert len(tables) == BOOKS + 1 and tables[0].shape[0] == 0
     assert all(torch.equal(a, b) for a, b in zip(tables[1:], pipe.adapter.codec.tables(), strict=True))

@@ -7,19 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
 
 def decode_rows(
-    adapter: Any, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams], seeds: Sequence[int]
+    adapter: Any, parts: Sequence[Any], recipe: Recipe, sampling: SamplingParams, seeds: Sequence[int]
 ) -> Tensor:
-    """The tokens [B, N, *cell] of parts that share a batch, padded with zeros."""
+    """The tokens [B, N, *cell] of parts that share a batch, with padding after the end of a row."""
     with torch.inference_mode():
-        prepared = adapter.prepare_rows(parts, recipe, samplings)
+        prepared = adapter.prepare_rows(parts, recipe, [sampling] * len(parts))
     batch = prepared.batch(prepared.recipe or recipe, seeds)
     batch.run()
-    rows = [batch.state.tokens(row) for row in range(len(seeds))]
-    return pad_sequence(rows if prepared.tokens is None else [prepared.tokens(row) for row in rows], batch_first=True)
+    found: Tensor = batch.state.result()
+    return found if prepared.tokens is None else torch.stack([prepared.tokens(row) for row in found])
