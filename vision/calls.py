@@ -1,20 +1,22 @@
-"""The part that the calls of all image and video pipelines share: requests to tokens, watched."""
+"""The parts that calls and requests of image and video pipelines share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.batching.call import CallEngine
-from mmspec.batching.request import PreparedRequest
+from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep, Step, Watch
+from mmspec.keywords import check_options
 from mmspec.recipes import Recipe
+from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
-from mmspec.vision.outputs import memory_for
+from mmspec.vision.outputs import ImageOutput, check_output_type, memory_for
 
 
 def generate_tokens(
@@ -50,3 +52,39 @@ def generate_tokens(
         except Interrupted as end:
             return end.tokens, end.stats
         return torch.cat([result.tokens for result in results]), engine.call_stats()
+
+
+def read_options(options: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], int, str]:
+    """The options of a request that a model has, its seed and its output type.
+
+    Args:
+        options: All options by name.
+        names: Those of the model.
+
+    Raises:
+        ArgumentError: For an option of another name, a seed or an output type that is not allowed.
+    """
+    check_options(options, ("seed", "output_type", *names))
+    output_type = options.get("output_type", "pil")
+    check_output_type(output_type)
+    (seed,) = row_seeds(options.get("seed"), 1)
+    return {name: options[name] for name in names if name in options}, seed, output_type
+
+
+def image_request(
+    pipe: Any, row: RowPrompt, output_type: str = "latent", codes: Callable[[Tensor], Tensor] | None = None
+) -> PreparedRequest:
+    """The request of an image of one row.
+
+    Args:
+        pipe: The pipeline; its `decode` makes the image.
+        row: The row.
+        output_type: As in a call.
+        codes: See `PreparedRequest`.
+    """
+
+    def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
+        batch = tokens[0][None]
+        return ImageOutput(pipe.decode(batch, output_type=output_type), batch, [row.seed], stats)
+
+    return PreparedRequest([row], finish, row.seed, codes=codes)

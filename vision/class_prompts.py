@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -36,4 +37,24 @@ def read_classes(
     labels = read_labels(class_labels)
     if not len(labels) or labels.is_floating_point() or bool(((labels < 0) | (labels >= count)).any()):
         raise ArgumentError(f"class_labels={shown(labels.tolist())} is not allowed; give class ids, 0 to {count - 1}")
+    return labels
+
+
+def read_class(prompt: Any, class_labels: Any, count: int) -> Tensor:
+    """The class of a request, int64 [1].
+
+    Args:
+        prompt: A class id, as a number or as text; instead of `class_labels`.
+        class_labels: A class id.
+        count: The number of classes.
+
+    Raises:
+        ArgumentError: If not exactly one class is given, or it is none of the model.
+        PromptError: If a prompt is not the number of a class.
+    """
+    if prompt is not None and class_labels is None and not isinstance(prompt, str):
+        prompt, class_labels = None, prompt
+    labels = read_classes(prompt, class_labels, count)
+    if len(labels) != 1:
+        raise ArgumentError(f"a request has one class, not {len(labels)}; send one request for each")
     return labels

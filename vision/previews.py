@@ -43,6 +43,33 @@ def complete(tokens: Tensor | Sequence[Tensor], length: int, codes: int) -> Tens
     return result
 
 
+def complete_latents(rows: Sequence[Tensor], length: int) -> Tensor:
+    """Latents of whole images, float32 [B, length, D], with NaN where they are missing at the end.
+
+    Args:
+        rows: [n_row, D] per row.
+        length: Latents of an image.
+    """
+    result = torch.full((len(rows), length, rows[0].shape[1]), torch.nan, device=rows[0].device)
+    for target, row in zip(result, rows, strict=True):
+        target[: len(row)] = row
+    return result
+
+
+def grey_where_missing(images: Tensor, latents: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Images [B, 3, H, W] in -1..1, grey where their latents [B, N, D] are NaN.
+
+    Args:
+        images: The images.
+        latents: In raster order.
+        grid: Rows and columns of latents.
+    """
+    known = ~latents.isnan().any(-1).to(images.device)
+    if bool(known.all()):
+        return images
+    return images.masked_fill(~visible(known, grid, (images.shape[2], images.shape[3]))[:, None], 0)
+
+
 def check_latents(tokens: Tensor, places: int, dim: int) -> None:
     """Checks that tokens are latents of whole images, floats [B, places, dim].
 

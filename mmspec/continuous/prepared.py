@@ -17,7 +17,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import UNWATCHED, OnStep, Watch
+from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
@@ -37,6 +37,7 @@ class PreparedLatents:
         limits: The largest number of tokens of each row; None is the length of the layout.
         recipe: None: requests keep their recipes.
         tokens: None: a row's tokens are given out as they are.
+        observe: Called after every target call, before what the rows' caller asks for.
     """
 
     target: Target
@@ -46,6 +47,7 @@ class PreparedLatents:
     limits: Sequence[int] | None = None
     recipe: Recipe | None = None
     tokens: Callable[[Tensor], Tensor] | None = None
+    observe: OnStep | None = None
 
     def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
         """The batch, before its first token.
@@ -62,10 +64,17 @@ class PreparedLatents:
         sampler = LatentSampler(self.head, CounterRNG(seeds, target.device), rule, layout.length)
         policy = window_policy(recipe, (), len(seeds), resources, layout.length, layout.may_end)
         meter = Meter(target.device, len(seeds))
-        batch = running_batch(target, recipe, rule, sampler, state, (), resources, policy, meter, watch.on_step)
+        observers = [each for each in (self.observe, watch.on_step) if each is not None]
+        on_step = partial(_in_turn, observers) if observers else None
+        batch = running_batch(target, recipe, rule, sampler, state, (), resources, policy, meter, on_step)
         batch.first_tokens = rule.plain_tokens(layout.length)
         batch.complete_stats = partial(with_counter, counter=sampler.counter)
         return batch
+
+
+def _in_turn(observers: Sequence[OnStep], step: Step) -> None:
+    for observe in observers:
+        observe(step)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.closed_batch import ClosedBatch
+from mmspec.decoding.layout import Layout
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import OnStep, Step
+from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
 from mmspec.errors import ArgumentError
 
 Ints = NDArray[np.int64]
@@ -57,31 +59,38 @@ class MaskedProcess(Protocol):
         ...
 
 
-def decode_masked(
-    process: MaskedProcess, meter: Meter, ahead: int = 1, on_step: OnStep | None = None
-) -> tuple[Tensor, int]:
-    """Runs all steps of all rows.
+class MaskedBatch(ClosedBatch):
+    """Rows of a masked model. A step is one call, in which each row takes a step of its schedule, or several.
+
+    The tokens of a row are committed at its end, as they come at any places.
 
     Args:
         process: The model and its schedule.
-        meter: Counts calls, tokens and seconds.
         ahead: States of each row in a call: the present one, and drafts of the next ones. 1 drafts none.
-        on_step: Called after every call; its tokens are whole rows, with -1 at masked places.
+        seeds: One per row.
+        watch: What to show; the tokens of a `Step` are whole rows, with -1 at masked places.
 
-    Returns:
-        Tokens int64 [B, N], and the number of states that the model read, in all rows.
+    Attributes:
+        read: The number of states that the model has read, in all rows.
 
     Raises:
         ArgumentError: If `ahead` is below 1.
     """
-    if ahead < 1:
-        raise ArgumentError(f"ahead={ahead} is not allowed; it must be 1 or more states per call")
-    tokens = process.start()
-    count, read = len(tokens), 0
-    step = np.zeros(count, dtype=np.int64)
-    filled = (~process.missing(tokens)).sum(1).cpu().numpy()
-    drafts: list[list[Tensor]] = [[] for _ in range(count)]
-    while len(running := np.flatnonzero((step < process.steps) & _unfinished(process, tokens))):
+
+    def __init__(self, process: MaskedProcess, ahead: int, seeds: Sequence[int], watch: Watch = UNWATCHED) -> None:
+        if ahead < 1:
+            raise ArgumentError(f"ahead={ahead} is not allowed; it must be 1 or more states per call")
+        self._tokens = tokens = process.start()
+        super().__init__(seeds, Layout(tokens.shape[1]), tokens.device, watch)
+        self._process, self._ahead, self.read = process, ahead, 0
+        self._steps = np.zeros(len(tokens), dtype=np.int64)
+        self._filled = (~process.missing(tokens)).sum(1).cpu().numpy()
+        self._drafts: list[list[Tensor]] = [[] for _ in tokens]
+
+    def step(self) -> bool:
+        """Makes one call; returns whether any row is running."""
+        process, meter, tokens, step, drafts = self._process, self.meter, self._tokens, self._steps, self._drafts
+        running = np.flatnonzero(self.state.is_running)
         rows = np.concatenate([np.full(1 + len(drafts[row]), row) for row in running])
         steps = np.concatenate([step[row] + np.arange(1 + len(drafts[row])) for row in running])
         states = torch.stack([state for row in running for state in (tokens[row], *drafts[row])])
@@ -100,19 +109,43 @@ def decode_masked(
             known[row] = after[last[i]]
             step[row] += right + 1
             first += slots
-        tokens, read = known, read + len(rows)
+        self._tokens = tokens = known
+        self.read += len(rows)
         meter.clock.lap("rule")
-        drafts = _drafts(process, running, tokens, logits[last], step, ahead)
+        self._drafts = _drafts(process, running, tokens, logits[last], step, self._ahead)
         meter.clock.lap("drafter")
-        now = (~process.missing(tokens)).sum(1).cpu().numpy()
+        missing = process.missing(tokens)
+        now = (~missing).sum(1).cpu().numpy()
         meter.nfe += 1
         meter.calls[running] += 1
-        meter.tokens += now - filled
-        filled = now
-        if on_step is not None:
-            so_far = tokens.masked_fill(process.missing(tokens), -1)
-            on_step(Step(meter.nfe, int(filled.sum()), tokens.numel(), list(so_far)))
-    return tokens, read
+        meter.tokens += now - self._filled
+        self._filled = now
+        ended = (step >= process.steps) | (now == tokens.shape[1])
+        self.state.commit(tokens, np.where(ended, tokens.shape[1], 0) - 1)
+        if self._on_step is not None:
+            so_far = tokens.masked_fill(missing, -1)
+            self._on_step(Step(meter.nfe, int(now.sum()), tokens.numel(), list(so_far)))
+        return bool(self.state.is_running.any())
+
+
+def decode_masked(
+    process: MaskedProcess, meter: Meter, ahead: int = 1, on_step: OnStep | None = None
+) -> tuple[Tensor, int]:
+    """Runs all steps of all rows; see `MaskedBatch`.
+
+    Args:
+        process: The model and its schedule.
+        meter: Counts calls, tokens and seconds.
+        ahead: States of each row in a call.
+        on_step: Called after every call.
+
+    Returns:
+        Tokens int64 [B, N], and the number of states that the model read, in all rows.
+    """
+    batch = MaskedBatch(process, ahead, range(meter.rows), Watch(on_step))
+    batch.meter = meter
+    batch.run()
+    return batch.state.result().clone(), batch.read
 
 
 def _unfinished(process: MaskedProcess, tokens: Tensor) -> NDArray[np.bool_]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -13,24 +15,47 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
-from mmspec.arguments import check_integer, check_number, shown, text_list
-from mmspec.decoding.stats import Meter
+from mmspec.arguments import check_integer, check_number, one_text, shown, text_list
+from mmspec.batching.request import PreparedRequest, RowPrompt
+from mmspec.decoding.closed_batch import PreparedClosed
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.masked.keeping import Keeper
-from mmspec.masked.loop import decode_masked
+from mmspec.masked.loop import MaskedBatch
 from mmspec.recipes import Recipe, parse
-from mmspec.sampling.params import guidance_of_call
+from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.amused.process import AmusedProcess, Unmasking
-from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.callbacks import CallbackOnStepEnd
+from mmspec.vision.calls import generate_tokens, image_request, read_options
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.hf.image_request import read_negative_prompts
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
 from mmspec.vision.previews import complete
 
 AESTHETIC_SCORE = 6.0  # the published default of the micro-conditioning
+PLAIN = parse("plain")
+OPTIONS = ("steps", "guidance_scale", "temperature", "ahead", "confidence", "keep", "refresh")
+# Pooled embeddings [n, C] and hidden states [n, T, C] of a text; n is 2 with guidance, the negative text last.
+TextStates = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class AmusedSettings:
+    """The settings of a call, but for those of `SamplingParams`.
+
+    Attributes:
+        unmasking: The schedule.
+        ahead: States of each image in a call.
+        refresh: Steps for which layers reuse what they computed, at most.
+        keep: Decides which tokens are kept beyond the schedule.
+    """
+
+    unmasking: Unmasking
+    ahead: int
+    refresh: int
+    keep: Keeper | None = field(compare=False)
 
 
 class AmusedPipeline(DiffusionPipeline):
@@ -136,66 +161,63 @@ class AmusedPipeline(DiffusionPipeline):
         check_call(
             "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end, return_dict
         )
-        steps = self.config.steps if steps is None else steps
-        scale = guidance_of_call(self.config.guidance_scale if guidance_scale is None else guidance_scale)
-        if isinstance(temperature, Real):
-            temperature = temperature, 0.01
-        if not isinstance(temperature, (list, tuple)) or len(temperature) != 2:
-            raise ArgumentError(f"temperature={shown(temperature)} is not allowed; it must be a number, or two of them")
-        first, last = temperature
-        grid = (self.transformer.config.sample_size,) * 2
-        check_integer("steps", steps, 1, grid[0] * grid[1])
-        check_integer("ahead", ahead, 1, steps)
-        check_number("confidence", confidence, 0, 1)
-        check_integer("refresh", refresh, 1, steps)
-        if keep is not None and (
-            isinstance(keep, type) or not all(hasattr(keep, name) for name in ("start", "keep", "remembers"))
-        ):
-            raise ArgumentError(f"keep={shown(keep)} is not allowed; it must be a mmspec.masked.keeping.Keeper")
-        if ahead > 1 and (refresh > 1 or (keep is not None and keep.remembers)):
-            raise ArgumentError(
-                f"ahead={ahead} is not possible with {'refresh' if refresh > 1 else 'this keep'}: later steps "
-                "are verified out of order; use ahead=1"
-            )
-        for value in (first, last):
-            check_number("temperature", value, 0, 1e4)
-        if parse(self.config.recipe if recipe is None else recipe).name != "plain":
-            raise ArgumentError(
-                f"recipe={str(recipe)!r} is not possible here: a masked model fills places in any order; use 'plain', "
-                "and ahead=4 for fewer calls or confidence=0.9 for fewer steps"
-            )
-        given = text_list("prompt", prompt)
-        negatives = read_negative_prompts(negative_prompt, len(given)) or [""] * len(given)
-        texts = [text for text in given for _ in range(num_images_per_prompt)]
-        seeds = row_seeds(seed, len(texts), generator)
-        device, factor = self._execution_device, 2 ** (len(self.vqvae.config.block_out_channels) - 1)
-        pooled, hidden = self._encode(texts, device)
-        if scale > 1:
-            negative = self._encode(negatives, device)
-            pooled, hidden = (
-                torch.cat([own, other.repeat_interleave(num_images_per_prompt, 0)])
-                for own, other in zip((pooled, hidden), negative, strict=True)
-            )
-        config = self.scheduler.config
-        unmasking = Unmasking(
-            config.mask_token_id, steps, config.masking_schedule == "cosine", float(first), float(last), confidence
+        sampling, settings = self._settings(
+            recipe, steps, guidance_scale, temperature, ahead, confidence, keep, refresh
         )
-        size = float(grid[0] * factor)
-        micro = torch.tensor([size, size, 0.0, 0.0, AESTHETIC_SCORE], device=device, dtype=hidden.dtype)
-        process = AmusedProcess(self.transformer, pooled, hidden, micro, scale, grid, unmasking, seeds, keep, refresh)
-        meter = Meter(device, len(texts))
-        with memory_for(len(texts)), self.progress_bar(total=len(texts) * grid[0] * grid[1]) as bar:
-            callback = observer(
-                self, bar, on_step, callback_on_step_end, callback_on_step_end_tensor_inputs, tokens_so_far
-            )
-            try:
-                tokens, _ = decode_masked(process, meter, ahead, callback)
-                stats = meter.stats(0)
-            except Interrupted as end:
-                tokens, stats = end.tokens, end.stats
+        given = text_list("prompt", prompt)
+        texts = self._read(given, read_negative_prompts(negative_prompt, len(given)), sampling)
+        texts = [text for text in texts for _ in range(num_images_per_prompt)]
+        seeds = row_seeds(seed, len(texts), generator)
+        requests = [
+            self._request(text, sampling, settings, own_seed) for text, own_seed in zip(texts, seeds, strict=True)
+        ]
+        tokens, stats = generate_tokens(
+            self,
+            requests,
+            PLAIN,
+            on_step,
+            callback_on_step_end,
+            callback_on_step_end_tensor_inputs,
+            tokens_so_far,
+        )
         images = self.decode(tokens, output_type=output_type)
         self.maybe_free_model_hooks()
         return ImageOutput(images, tokens, seeds, stats) if return_dict else (images,)  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+        """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
+
+        Args:
+            prompt: A text.
+            options: `seed`, `output_type`, and arguments of a call by name: `negative_prompt`, `steps`,
+                `guidance_scale`, `temperature`, `ahead`, `confidence`, `keep` and `refresh`.
+            recipe: "plain", as in a call.
+
+        Raises:
+            PromptError: If the prompt is not a text.
+            ArgumentError: For an option of another name, or whose value is not allowed.
+        """
+        given, seed, output_type = read_options(options, ("negative_prompt", *OPTIONS))
+        negatives = read_negative_prompts(given.pop("negative_prompt", None), 1)
+        sampling, settings = self._settings(recipe, **given)
+        (text,) = self._read(one_text("prompt", prompt), negatives, sampling)
+        return self._request(text, sampling, settings, seed, output_type)
+
+    @torch.no_grad()
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedClosed:
+        """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
+        texts, settings = [row.prompt[0] for row in rows], rows[0].prompt[1]
+        # All own texts, and after them all negative ones.
+        pooled, hidden = (torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*texts, strict=True))
+        side = self.transformer.config.sample_size
+        size = float(side * 2 ** (len(self.vqvae.config.block_out_channels) - 1))
+        micro = torch.tensor([size, size, 0.0, 0.0, AESTHETIC_SCORE], device=hidden.device, dtype=hidden.dtype)
+        process = AmusedProcess(
+            self.transformer, pooled, hidden, micro, rows[0].sampling.guidance_scale, (side, side), settings.unmasking,
+            [row.seed for row in rows], settings.keep, settings.refresh,
+        )  # fmt: skip
+        return PreparedClosed(partial(MaskedBatch, process, settings.ahead))
 
     @refuse_unknown_keywords
     @torch.no_grad()
@@ -226,12 +248,75 @@ class AmusedPipeline(DiffusionPipeline):
         pipe: AmusedPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         return pipe
 
-    def _encode(self, texts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
+    def _settings(
+        self,
+        recipe: str | Recipe | None,
+        steps: int | None = None,
+        guidance_scale: float | None = None,
+        temperature: Any = (2.0, 0.0),
+        ahead: int = 1,
+        confidence: float = 1.0,
+        keep: Keeper | None = None,
+        refresh: int = 1,
+    ) -> tuple[SamplingParams, AmusedSettings]:
+        """Reads arguments of a call, with the pipeline's defaults in place of None."""
+        steps = self.config.steps if steps is None else steps
+        scale = guidance_of_call(self.config.guidance_scale if guidance_scale is None else guidance_scale)
+        if isinstance(temperature, Real):
+            temperature = temperature, 0.01
+        if not isinstance(temperature, (list, tuple)) or len(temperature) != 2:
+            raise ArgumentError(f"temperature={shown(temperature)} is not allowed; it must be a number, or two of them")
+        first, last = temperature
+        check_integer("steps", steps, 1, self.transformer.config.sample_size**2)
+        check_integer("ahead", ahead, 1, steps)
+        check_number("confidence", confidence, 0, 1)
+        check_integer("refresh", refresh, 1, steps)
+        if keep is not None and (
+            isinstance(keep, type) or not all(hasattr(keep, name) for name in ("start", "keep", "remembers"))
+        ):
+            raise ArgumentError(f"keep={shown(keep)} is not allowed; it must be a mmspec.masked.keeping.Keeper")
+        if ahead > 1 and (refresh > 1 or (keep is not None and keep.remembers)):
+            raise ArgumentError(
+                f"ahead={ahead} is not possible with {'refresh' if refresh > 1 else 'this keep'}: later steps "
+                "are verified out of order; use ahead=1"
+            )
+        for value in (first, last):
+            check_number("temperature", value, 0, 1e4)
+        if parse(self.config.recipe if recipe is None else recipe).name != "plain":
+            raise ArgumentError(
+                f"recipe={str(recipe)!r} is not possible here: a masked model fills places in any order; use 'plain', "
+                "and ahead=4 for fewer calls or confidence=0.9 for fewer steps"
+            )
+        config = self.scheduler.config
+        unmasking = Unmasking(
+            config.mask_token_id, steps, config.masking_schedule == "cosine", float(first), float(last), confidence
+        )
+        return SamplingParams(guidance_scale=scale), AmusedSettings(unmasking, ahead, refresh, keep)
+
+    def _request(
+        self, text: TextStates, sampling: SamplingParams, settings: AmusedSettings, seed: int,
+        output_type: str = "latent",
+    ) -> PreparedRequest:  # fmt: skip
+        """A request of one text."""
+        kind = settings, id(settings.keep)  # keepers need not be hashable
+        return image_request(self, RowPrompt((text, settings), sampling, seed, kind), output_type)
+
+    def _read(
+        self, texts: Sequence[str], negatives: Sequence[str] | None, sampling: SamplingParams
+    ) -> list[TextStates]:
+        """What the transformer reads of texts, and of their negative ones if there is guidance."""
+        states = [self._encode(texts)]
+        if sampling.guidance_scale > 1:
+            states.append(self._encode([""] * len(texts) if negatives is None else negatives))
+        pooled, hidden = (torch.stack(parts, dim=1) for parts in zip(*states, strict=True))
+        return list(zip(pooled, hidden, strict=True))
+
+    def _encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Pooled embeddings [B, C] and hidden states of the last layer but one, [B, T, C]."""
         length = self.tokenizer.model_max_length
         ids = self.tokenizer(
             list(texts), return_tensors="pt", padding="max_length", truncation=True, max_length=length
-        ).input_ids.to(device)
+        ).input_ids.to(self._execution_device)
         out = self.text_encoder(ids, return_dict=True, output_hidden_states=True)
         return out.text_embeds, out.hidden_states[-2]
 

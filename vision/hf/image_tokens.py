@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.vision.hf.image_adapter import DecodingJob, ImageAdapter
+from mmspec.vision.previews import complete
 
 
 def check_whole(codes: Tensor, job: DecodingJob) -> None:
@@ -21,6 +23,12 @@ def check_whole(codes: Tensor, job: DecodingJob) -> None:
             "the model ended its images early, by an end-of-sequence id; model.generation_config.eos_token_id must not "
             "be a code of an image"
         )
+
+
+def codes_so_far(adapter: ImageAdapter, job: DecodingJob, step: Step) -> Tensor:
+    """The codes of a step, int64 [B, h * w], with -1 where they are missing."""
+    rows = [adapter.codes(tokens[job.image[job.image < len(tokens)].to(tokens.device)]) for tokens in step.tokens]
+    return complete(rows, len(job.image), adapter.codebook_size)
 
 
 def sequences_of(codes: Tensor, adapter: ImageAdapter, job: DecodingJob, layout: Layout, first_id: int) -> Tensor:

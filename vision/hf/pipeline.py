@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
-from mmspec.vision.hf.image_adapter import Components, ImageAdapter
+from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest, read_negative_prompts, read_prompts
-from mmspec.vision.hf.image_tokens import check_length, check_whole, sequences_of
+from mmspec.vision.hf.image_tokens import check_length, check_whole, codes_so_far, sequences_of
 from mmspec.vision.hf.registry import image_adapter_of
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
 from mmspec.vision.previews import complete, visible
@@ -173,7 +173,6 @@ class TransformersPipeline(DiffusionPipeline):
             measure_entropy,
         )  # fmt: skip
         self._check_pixels(output_type)
-        adapter = self._adapter()
         sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         given = read_prompts(prompt)
         negatives = read_negative_prompts(negative_prompt, len(given))
@@ -182,22 +181,19 @@ class TransformersPipeline(DiffusionPipeline):
             negatives = [text for text in negatives for _ in range(num_images_per_prompt)]
         chosen = on_device(self.config.recipe, self.model.device.type) if recipe is None else parse(recipe)
         seeds = row_seeds(seed, len(prompts), generator)
-        requests = [
-            self._request(text, None if negatives is None else [negatives[i]], height, width, sampling, own_seed)
-            for i, (text, own_seed) in enumerate(zip(prompts, seeds, strict=True))
-        ]
-        codes_of = requests[0].codes
-        assert codes_of is not None
+        guided = sampling.guidance_scale != 1
+        texts = [(text, None if negatives is None else [negatives[i]]) for i, text in enumerate(prompts)]
+        images = [ImageRequest([text], guided, negative, height, width) for text, negative in texts]
+        jobs = [self._image_job(image) for image in images]
+        rows = zip(images, jobs, seeds, strict=True)
         codes, stats = generate_tokens(
             self,
-            requests,
+            [self._request(image, job, sampling, own_seed, "latent") for image, job, own_seed in rows],
             chosen,
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            lambda step: complete(
-                [codes_of(tokens) for tokens in step.tokens], prod(adapter.grid(height, width)), adapter.codebook_size
-            ),
+            partial(codes_so_far, self._adapter(), jobs[0]),
             measure_entropy,
         )
         images = self.decode(codes, height=height, width=width, output_type=output_type)
@@ -299,24 +295,28 @@ class TransformersPipeline(DiffusionPipeline):
         sampling = self._sampling(*(options.get(name) for name in names))
         (text,) = read_prompts(prompt if prompt is None else one_text("prompt", prompt))
         negatives = read_negative_prompts(options.get("negative_prompt"), 1)
-        height, width = options.get("height"), options.get("width")
+        size = options.get("height"), options.get("width")
+        image = ImageRequest([text], sampling.guidance_scale != 1, negatives, *size)
         (seed,) = row_seeds(options.get("seed"), 1)
-        return self._request(text, negatives, height, width, sampling, seed, output_type)
+        return self._request(image, self._image_job(image), sampling, seed, output_type)
+
+    def _image_job(self, request: ImageRequest) -> DecodingJob:
+        """A request as its adapter reads it.
+
+        Raises:
+            PromptError: If the model does not accept a prompt, or it is too long.
+            ArgumentError: If the model does not support an option of the request.
+        """
+        adapter = self._adapter()
+        job = adapter.job(request)
+        check_length(job, adapter.max_length)
+        return job
 
     def _request(
-        self,
-        text: str | None,
-        negatives: list[str] | None,
-        height: int | None,
-        width: int | None,
-        sampling: SamplingParams,
-        seed: int,
-        output_type: str = "latent",
+        self, request: ImageRequest, image_job: DecodingJob, sampling: SamplingParams, seed: int, output_type: str
     ) -> PreparedRequest:
-        """A request of one image; `negatives` has one text, or is None."""
-        adapter = self._adapter()
-        image_job = adapter.job(ImageRequest([text], sampling.guidance_scale != 1, negatives, height, width))
-        check_length(image_job, adapter.max_length)
+        """A request of one image."""
+        adapter, size = self._adapter(), (request.height, request.width)
 
         def codes_of(tokens: Tensor) -> Tensor:
             return adapter.codes(tokens[None, image_job.image[image_job.image < len(tokens)]])[0]
@@ -324,20 +324,21 @@ class TransformersPipeline(DiffusionPipeline):
         def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
             codes = tokens[0][None]
             check_whole(codes, image_job)
-            images = self.decode(codes, height=height, width=width, output_type=output_type)
+            images = self.decode(codes, height=size[0], width=size[1], output_type=output_type)
             return ImageOutput(images, codes, [seed], stats)
 
-        kind = sampling, height, width, negatives is None
-        return PreparedRequest(
-            [RowPrompt((text, negatives, height, width), sampling, seed, kind)], finish, seed, codes=codes_of
-        )
+        kind = sampling, *size, request.negative_prompts is None
+        return PreparedRequest([RowPrompt(request, sampling, seed, kind)], finish, seed, codes=codes_of)
 
     def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
         """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
-        texts, negatives, heights, widths = zip(*(row.prompt for row in rows), strict=True)
-        sampling, seeds = rows[0].sampling, [row.seed for row in rows]
-        given = None if negatives[0] is None else [text for (text,) in negatives]
-        request = ImageRequest(list(texts), sampling.guidance_scale != 1, given, heights[0], widths[0])
+        sampling, seeds, first = rows[0].sampling, [row.seed for row in rows], rows[0].prompt
+        negatives = None
+        if first.negative_prompts is not None:
+            negatives = [text for row in rows for text in row.prompt.negative_prompts]
+        request = replace(
+            first, prompts=[text for row in rows for text in row.prompt.prompts], negative_prompts=negatives
+        )
         job = self._generate_job(request, sampling)
         resources = job.resources(self.draft_model, recipe.window, list(self.heads.values()))
         target, samplings, plan = job.target(job.plan, recipe.window), [job.sampling] * len(rows), job.plan
@@ -383,9 +384,7 @@ class TransformersPipeline(DiffusionPipeline):
             PromptError: If the model does not accept a prompt, or it is too long.
             ArgumentError: If the model does not support an option of the request.
         """
-        adapter = self._adapter()
-        image_job = adapter.job(request)
-        check_length(image_job, adapter.max_length)
+        image_job = self._image_job(request)
         device = input_device(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in image_job.arguments.items()}
         jobs: list[GenerateJob] = []

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import check_integer
-from mmspec.decoding.stats import Meter, Stats
-from mmspec.decoding.step import OnStep, Step
+from mmspec.decoding.closed_batch import ClosedBatch
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.rng import CounterRNG
 from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.transformer import MARTransformer
 
@@ -71,19 +71,8 @@ def missing(places: int, passes: int) -> list[int]:
     return counts
 
 
-def decode_masked(
-    model: MARTransformer,
-    head: Callable[[int], MARHead],
-    head_steps: int,
-    labels: Tensor,
-    order: Tensor,
-    seeds: Sequence[int],
-    guided: bool,
-    passes: int,
-    shortcuts: Shortcuts = Shortcuts(),
-    on_step: OnStep | None = None,
-) -> tuple[Tensor, Stats]:
-    """Samples latents by the published schedule.
+class PassBatch(ClosedBatch):
+    """Rows that are sampled by the published schedule. A step is one pass.
 
     Args:
         model: The backbone.
@@ -91,49 +80,70 @@ def decode_masked(
         head_steps: Steps of the chain in the first pass.
         labels: Class ids int64 [B].
         order: int64 [B, N], the places of each row in generation order.
-        seeds: One per row.
         guided: Whether to compute unconditional conditions as well.
         passes: S.
         shortcuts: Lossy shortcuts.
-        on_step: Called after every pass.
-
-    Returns:
-        Latents [B, N, D] in raster order, and the stats.
+        seeds: One per row.
+        watch: What to show; the latents of a `Step` are in generation order.
     """
-    meter = Meter(model.device, len(seeds))
-    order = order.to(model.device)
-    noise, rank = CounterRNG(seeds, model.device), order.argsort(dim=1)
-    latents = torch.zeros(*order.shape, model.config.token_dim, device=model.device)
-    conditions = [model.conditions(labels.to(model.device), len(seeds)), model.conditions(None, len(seeds))]
-    difference, done = None, 0
-    for s, left in enumerate(missing(order.shape[1], passes)):
-        goal = order.shape[1] - left
-        known = rank < done
-        fresh = guided and s % shortcuts.refresh == 0
+
+    def __init__(
+        self,
+        model: MARTransformer,
+        head: Callable[[int], MARHead],
+        head_steps: int,
+        labels: Tensor,
+        order: Tensor,
+        guided: bool,
+        passes: int,
+        shortcuts: Shortcuts,
+        seeds: Sequence[int],
+        watch: Watch = UNWATCHED,
+    ) -> None:
+        rows, places = order.shape
+        layout = Layout(places, cell=(model.config.token_dim,), dtype=torch.float32)
+        super().__init__(seeds, layout, model.device, watch)
+        self._model, self._head, self._head_steps, self._shortcuts = model, head, head_steps, shortcuts
+        self._order = order.to(model.device)
+        self._rank = self._order.argsort(dim=1)
+        self._latents = torch.zeros(rows, places, model.config.token_dim, device=model.device)  # in raster order
+        self._conditions = [model.conditions(labels.to(model.device), rows), model.conditions(None, rows)]
+        self._guided, self._left = guided, missing(places, passes)
+        self._passes = self._done = 0
+        self._difference: Tensor | None = None  # of unconditional and conditional conditions
+
+    def step(self) -> bool:
+        """Makes one pass; returns whether any row is running."""
+        model, meter, order, s, done = self._model, self.meter, self._order, self._passes, self._done
+        rows, places = order.shape
+        goal = places - self._left[s]
+        known = self._rank < done
+        fresh = self._guided and s % self._shortcuts.refresh == 0
         factor = 1 + fresh
         meter.clock.lap("other")
-        z = model(torch.cat(conditions[:factor]), latents.repeat(factor, 1, 1), known.repeat(factor, 1)).chunk(factor)
+        latents, known = self._latents.repeat(factor, 1, 1), known.repeat(factor, 1)
+        z = model(torch.cat(self._conditions[:factor]), latents, known).chunk(factor)
         if fresh:
-            difference = z[1] - z[0]
+            self._difference = z[1] - z[0]
         meter.clock.lap("target")
         index = order[:, done:goal, None]
         cond = z[0].gather(1, index.expand(-1, -1, z[0].shape[-1]))
-        uncond = None if difference is None else cond + difference.gather(1, index.expand_as(cond))
-        steps = head_steps
-        if shortcuts.last_head_steps is not None and passes > 1:
-            steps = round(head_steps + (shortcuts.last_head_steps - head_steps) * s / (passes - 1))
-        positions = np.tile(np.arange(done, goal), (len(seeds), 1))
+        uncond = None if self._difference is None else cond + self._difference.gather(1, index.expand_as(cond))
+        steps, last = self._head_steps, self._shortcuts.last_head_steps
+        if last is not None and len(self._left) > 1:
+            steps = round(steps + (last - steps) * s / (len(self._left) - 1))
+        head, positions = self._head(steps), np.tile(np.arange(done, goal), (rows, 1))
         # All latents of a pass have the same guidance scale, by the number that is missing after it.
-        scale_of = np.full_like(positions, order.shape[1] - max(left, 1) - 1)
-        dist = head(steps)(Logits(cond, uncond), noise.normals(positions, head(steps).normals), scale_of)
-        latents.scatter_(1, index.expand_as(dist.mean), dist.mean.to(latents))
+        scale_of = np.full_like(positions, places - max(self._left[s], 1) - 1)
+        dist = head(Logits(cond, uncond), self.state.rng.normals(positions, head.normals), scale_of)
+        sampled = dist.mean.to(self._latents)
+        self._latents.scatter_(1, index.expand_as(sampled), sampled)
         meter.clock.lap("rule")
+        gained = self.state.commit(sampled, np.full(rows, goal - done - 1))
         meter.nfe += 1
-        meter.calls += 1
-        meter.tokens += goal - done
-        done = goal
-        if on_step is not None:
-            so_far = [row[places[:done]].clone() for row, places in zip(latents, order, strict=True)]
-            on_step(Step(meter.nfe, done * len(seeds), order.numel(), so_far))
-    meter.clock.lap("other")
-    return latents, meter.stats(0)
+        meter.calls += gained > 0
+        meter.tokens += gained
+        self._passes, self._done = s + 1, goal
+        if self._on_step is not None:
+            self._on_step(self.state.step(meter.nfe))
+        return bool(self.state.is_running.any())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,30 +14,54 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
 from mmspec.arguments import check_integer, check_number, shown
-from mmspec.continuous.prepared import build_latent_rule, run_latents
+from mmspec.batching.request import PreparedRequest, RowPrompt
+from mmspec.continuous.prepared import PreparedLatents, build_latent_rule
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.closed_batch import PreparedClosed
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
-from mmspec.sampling.params import guidance_of_call
+from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
-from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
-from mmspec.vision.class_prompts import read_classes
+from mmspec.vision.callbacks import CallbackOnStepEnd
+from mmspec.vision.calls import generate_tokens, image_request, read_options
+from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.kl16 import pixels
-from mmspec.vision.mar.masked import Shortcuts, decode_masked
-from mmspec.vision.mar.published import decode_published
+from mmspec.vision.mar.masked import PassBatch, Shortcuts
+from mmspec.vision.mar.published import PublishedBatch
 from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
-from mmspec.vision.previews import check_latents, visible
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
+from mmspec.vision.previews import check_latents, grey_where_missing
 
 SCHEDULES = ("linear", "constant")
+OPTIONS = ("steps", "head_steps", "guidance_scale", "cfg_schedule", "temperature", "shortcuts")
+PLAIN = parse("plain")
+
+
+@dataclass(frozen=True)
+class MARSettings:
+    """The settings of a call, but for the guidance scale.
+
+    Attributes:
+        passes: Of the backbone.
+        head_steps: Steps of the diffusion head.
+        linear: Whether the guidance scale grows over the passes.
+        temperature: Factor of the head's noise.
+        shortcuts: Lossy shortcuts.
+    """
+
+    passes: int
+    head_steps: int
+    linear: bool
+    temperature: float
+    shortcuts: Shortcuts
 
 
 class MARPipeline(DiffusionPipeline):
@@ -157,69 +182,84 @@ class MARPipeline(DiffusionPipeline):
         check_call(
             "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end, return_dict
         )
-        if steps is not None:
-            check_integer("steps", steps, 1, self.transformer.places)
-        if head_steps is not None:
-            check_integer("head_steps", head_steps, 2, 1000)
-        if not isinstance(shortcuts, Shortcuts):
-            raise ArgumentError(
-                f"shortcuts={shown(shortcuts)} is not allowed; it must be a mmspec.vision.mar.Shortcuts"
-            )
-        if temperature is not None:
-            check_number("temperature", temperature, 1e-4, 1e4)
-        if self.vae is None and output_type != "latent":
-            raise ArgumentError(f"output_type={output_type!r} requires a vae, and this pipeline has none; use 'latent'")
-        recipe, default, places = parse("plain" if recipe is None else recipe), self.config, self.transformer.places
+        self._check_output(output_type)
+        recipe = PLAIN if recipe is None else parse(recipe)
+        sampling, settings = self._settings(
+            recipe, steps, head_steps, guidance_scale, cfg_schedule, temperature, shortcuts
+        )
         labels = read_classes(prompt, class_labels, self.transformer.config.class_num)
         labels = labels.repeat_interleave(num_images_per_prompt)
         seeds = row_seeds(seed, len(labels), generator)
-        scale = guidance_of_call(default.guidance_scale if guidance_scale is None else guidance_scale)
-        schedule = default.cfg_schedule if cfg_schedule is None else cfg_schedule
-        if not isinstance(schedule, str) or schedule not in SCHEDULES:
-            raise ArgumentError(f"cfg_schedule={shown(schedule)} is not allowed; use one of {', '.join(SCHEDULES)}")
-        temperature = default.temperature if temperature is None else temperature
-        if not temperature > 0:
-            raise ArgumentError(f"temperature={temperature} is not allowed; it must be above 0")
-        chain = default.head_steps if head_steps is None else head_steps
-        passes = steps or default.steps or places
-
-        def head(count: int, model: MARTransformer = self.transformer) -> MARHead:
-            net, dim = model.diffloss.net, model.config.token_dim
-            return MARHead(net, dim, places, count, chain, temperature, scale, schedule == "linear")
-
-        order = orders(seeds, places)
-        with memory_for(len(labels)), self.progress_bar(total=len(labels) * places) as bar:
-            callback = observer(
-                self,
-                bar,
-                on_step,
-                callback_on_step_end,
-                callback_on_step_end_tensor_inputs,
-                partial(latents_so_far, order, self.transformer.config.token_dim),
-            )
-            try:
-                if recipe.name == "plain":
-                    latents, stats = decode_masked(
-                        self.transformer, head, chain, labels, order, seeds, scale != 1, passes, shortcuts, callback
-                    )
-                elif shortcuts.lossy or (passes != places and not self._runs_as_published(recipe)):
-                    raise ArgumentError(
-                        f"recipe '{recipe}' samples latents one by one: leave out steps and shortcuts, or use 'plain', "
-                        "or with a draft_transformer draft+cspd, which supports fewer steps"
-                    )
-                elif passes != places:
-                    latents, stats = self._publish(
-                        recipe, head, chain, labels, order, seeds, scale != 1, passes, callback
-                    )
-                else:
-                    latents, stats = self._speculate(recipe, head, chain, labels, order, seeds, scale != 1, callback)
-            except Interrupted as end:
-                latents, stats = end.tokens, end.stats
-        images = self.decode(latents, output_type=output_type)
+        rows = (RowPrompt(*row, settings) for row in zip(labels.tolist(), [sampling] * len(seeds), seeds, strict=True))
+        tokens, stats = generate_tokens(
+            self,
+            [self._request(row) for row in rows],
+            recipe,
+            on_step,
+            callback_on_step_end,
+            callback_on_step_end_tensor_inputs,
+            partial(latents_so_far, orders(seeds, self.transformer.places), self.transformer.config.token_dim),
+        )
+        images = self.decode(tokens, output_type=output_type)
         self.maybe_free_model_hooks()
-        if not return_dict:
-            return (images,)  # type: ignore[return-value]
-        return ImageOutput(images, latents, seeds, stats)
+        return ImageOutput(images, tokens, seeds, stats) if return_dict else (images,)  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+        """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
+
+        Args:
+            prompt: A class id, as a number or as text; None with the option `class_labels`.
+            options: `seed`, `output_type`, and arguments of a call by name: `class_labels`, `steps`, `head_steps`,
+                `guidance_scale`, `cfg_schedule`, `temperature` and `shortcuts`.
+            recipe: How it is decoded, as in a call.
+
+        Raises:
+            PromptError: If the prompt is not the number of a class.
+            ArgumentError: For an option of another name, or whose value is not allowed.
+        """
+        given, seed, output_type = read_options(options, ("class_labels", *OPTIONS))
+        self._check_output(output_type)
+        labels = read_class(prompt, given.pop("class_labels", None), self.transformer.config.class_num)
+        sampling, settings = self._settings(recipe, **given)
+        return self._request(RowPrompt(int(labels), sampling, seed, settings), output_type)
+
+    @torch.no_grad()
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedClosed | PreparedLatents:
+        """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
+        settings, model, draft = rows[0].kind, self.transformer, self.draft_transformer
+        assert isinstance(settings, MARSettings)
+        labels, seeds, places = torch.tensor([row.prompt for row in rows]), [row.seed for row in rows], model.places
+        order, chain, scale = orders(seeds, places), settings.head_steps, rows[0].sampling.guidance_scale
+        guided, passes = scale != 1, settings.passes
+
+        def head(count: int, of: MARTransformer = model) -> MARHead:
+            net, dim = of.diffloss.net, of.config.token_dim
+            return MARHead(net, dim, places, count, chain, settings.temperature, scale, settings.linear)
+
+        def target(of: MARTransformer, **how: Any) -> MARTarget:
+            return MARTarget(of, labels, order, guided, **how)
+
+        if recipe.name == "plain":
+            return PreparedClosed(
+                partial(PassBatch, model, head, chain, labels, order, guided, passes, settings.shortcuts)
+            )
+        if passes != places:
+            assert draft is not None
+            models = target(model, blind=True), head(chain), target(draft, blind=True), head(chain, draft)
+            rule = build_latent_rule(recipe)
+            return PreparedClosed(partial(PublishedBatch, *models, rule, places, passes, recipe.window - 1))
+        published = recipe.knobs.get("schedule") == "published"
+        ours = target(model, blind=published)
+        drafters: dict[str, Callable[[int], LatentModel]] = {
+            "layer-skip": lambda n: LatentModel(target(model, layers=n), head(chain)),
+            "few-steps": lambda n: LatentModel(target(model), head(n)),
+        }
+        if draft is not None:
+            drafters = {"draft": lambda _: LatentModel(target(draft), head(chain, draft)), **drafters}
+        resources = DraftResources(latent_models=drafters, adaptive_windows=adaptive_windows_of(model))
+        layout = Layout(length=places, cell=(model.config.token_dim,), dtype=torch.float32)
+        return PreparedLatents(ours, head(chain), layout, resources, observe=ours.refresh if published else None)
 
     @refuse_unknown_keywords
     @torch.no_grad()
@@ -236,19 +276,13 @@ class MARPipeline(DiffusionPipeline):
         Raises:
             ArgumentError: If an argument has a value that is not allowed, or there is no `vae`.
         """
-        check_output_type(output_type)
+        self._check_output(output_type)
         if output_type == "latent":
             return tokens
-        if self.vae is None:
-            raise ArgumentError(f"output_type={output_type!r} requires a vae, and this pipeline has none; use 'latent'")
         check_latents(tokens, self.transformer.places, self.transformer.config.token_dim)
         tokens = tokens.to(self.vae.device)
-        images = pixels(self.vae, tokens.nan_to_num(nan=0.0))
-        known = ~tokens.isnan().any(-1)
-        if not bool(known.all()):
-            side = self.transformer.config.grid_size
-            seen = visible(known, (side, side), (images.shape[2], images.shape[3]))
-            images = images.masked_fill(~seen[:, None], 0)
+        side = self.transformer.config.grid_size
+        images = grey_where_missing(pixels(self.vae, tokens.nan_to_num(nan=0.0)), tokens, (side, side))
         return self.image_processor.postprocess(images, output_type=output_type)
 
     @classmethod
@@ -258,69 +292,74 @@ class MARPipeline(DiffusionPipeline):
         pipe: MARPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         return pipe
 
-    def _speculate(
+    def _settings(
         self,
         recipe: Recipe,
-        head: Callable[..., MARHead],
-        chain: int,
-        labels: Tensor,
-        order: Tensor,
-        seeds: list[int],
-        guided: bool,
-        on_step: OnStep | None,
-    ) -> tuple[Tensor, Any]:
-        published = recipe.knobs.get("schedule") == "published"
+        steps: int | None = None,
+        head_steps: int | None = None,
+        guidance_scale: float | None = None,
+        cfg_schedule: str | None = None,
+        temperature: float | None = None,
+        shortcuts: Shortcuts = Shortcuts(),  # noqa: B008 (frozen)
+    ) -> tuple[SamplingParams, MARSettings]:
+        """Reads arguments of a call, with the pipeline's defaults in place of None."""
+        default, places = self.config, self.transformer.places
+        if steps is not None:
+            check_integer("steps", steps, 1, places)
+        if head_steps is not None:
+            check_integer("head_steps", head_steps, 2, 1000)
+        if not isinstance(shortcuts, Shortcuts):
+            raise ArgumentError(
+                f"shortcuts={shown(shortcuts)} is not allowed; it must be a mmspec.vision.mar.Shortcuts"
+            )
+        temperature = default.temperature if temperature is None else temperature
+        check_number("temperature", temperature, 1e-4, 1e4)
+        scale = guidance_of_call(default.guidance_scale if guidance_scale is None else guidance_scale)
+        schedule = default.cfg_schedule if cfg_schedule is None else cfg_schedule
+        if not isinstance(schedule, str) or schedule not in SCHEDULES:
+            raise ArgumentError(f"cfg_schedule={shown(schedule)} is not allowed; use one of {', '.join(SCHEDULES)}")
+        passes = steps or default.steps or places
+        if recipe.name != "plain" and (shortcuts.lossy or (passes != places and not self._runs_as_published(recipe))):
+            raise ArgumentError(
+                f"recipe '{recipe}' samples latents one by one: leave out steps and shortcuts, or use 'plain', "
+                "or with a draft_transformer draft+cspd, which supports fewer steps"
+            )
+        chain = default.head_steps if head_steps is None else head_steps
+        settings = MARSettings(passes, chain, schedule == "linear", float(temperature), shortcuts)
+        return SamplingParams(guidance_scale=scale), settings
 
-        def target(model: MARTransformer, **how: Any) -> MARTarget:
-            return MARTarget(model, labels, order, guided, **how)
-
-        def observe(step: Step) -> None:
-            if published:
-                ours.refresh(step)
-            if on_step is not None:
-                on_step(step)
-
-        ours, draft = target(self.transformer, blind=published), self.draft_transformer
-        model = self.transformer
-        models: dict[str, Callable[[int], LatentModel]] = {
-            "layer-skip": lambda n: LatentModel(target(model, layers=n), head(chain)),
-            "few-steps": lambda n: LatentModel(target(model), head(n)),
-        }
-        if draft is not None:
-            models = {"draft": lambda _: LatentModel(target(draft), head(chain, draft)), **models}
-        resources = DraftResources(latent_models=models, adaptive_windows=adaptive_windows_of(model))
-        dim, places = model.config.token_dim, model.places
-        layout = Layout(length=places, cell=(dim,), dtype=torch.float32)
-        found = run_latents(ours, head(chain), recipe, layout, seeds, resources, observe)
-        index = order.to(found.tokens.device)[..., None].expand_as(found.tokens)
-        return torch.zeros_like(found.tokens).scatter_(1, index, found.tokens), found.stats
+    def _request(self, row: RowPrompt, output_type: str = "latent") -> PreparedRequest:
+        """A request of one row, whose latents are given out in raster order, as far as they are known."""
+        (order,) = orders([row.seed], self.transformer.places)
+        return image_request(self, row, output_type, partial(known_first, order))
 
     def _runs_as_published(self, recipe: Recipe) -> bool:
         drafting = recipe.parts == ("draft", "cspd") and not recipe.knobs["layers"] and not recipe.auto
         return drafting and recipe.knobs["schedule"] == "published" and self.draft_transformer is not None
 
-    def _publish(
-        self,
-        recipe: Recipe,
-        head: Callable[..., MARHead],
-        chain: int,
-        labels: Tensor,
-        order: Tensor,
-        seeds: list[int],
-        guided: bool,
-        passes: int,
-        on_step: OnStep | None,
-    ) -> tuple[Tensor, Any]:
-        assert self.draft_transformer is not None
-        models = (self.transformer, self.draft_transformer)
-        ours, theirs = (MARTarget(model, labels, order, guided, blind=True) for model in models)
-        rule = build_latent_rule(recipe)
-        tokens, stats = decode_published(
-            ours, head(chain), theirs, head(chain, self.draft_transformer), rule, seeds, self.transformer.places,
-            passes, recipe.window - 1, on_step,
-        )  # fmt: skip
-        index = order.to(tokens.device)[..., None].expand_as(tokens)
-        return torch.zeros_like(tokens).scatter_(1, index, tokens), stats
+    def _check_output(self, output_type: str) -> None:
+        """Checks an output type.
+
+        Raises:
+            ArgumentError: If there is none of that name, or the pipeline has no `vae` for it.
+        """
+        check_output_type(output_type)
+        if self.vae is None and output_type != "latent":
+            raise ArgumentError(f"output_type={output_type!r} requires a vae, and this pipeline has none; use 'latent'")
+
+
+def known_first(order: Tensor, latents: Tensor) -> Tensor:
+    """The latents of a row in raster order up to the first that is missing, [m, D].
+
+    Args:
+        order: The places of the latents in the order in which they are generated, int64 [N].
+        latents: Those so far in that order, [n, D].
+    """
+    places = order[: len(latents)]
+    known = torch.zeros(len(order), dtype=torch.int64).scatter(0, places, 1)
+    found = latents.new_zeros(len(order), latents.shape[1])
+    found[places] = latents
+    return found[: int(known.cumprod(0).sum())]
 
 
 def latents_so_far(order: Tensor, dim: int, step: Step) -> Tensor:

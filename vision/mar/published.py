@@ -11,6 +11,8 @@ of a verification.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,8 +20,9 @@ from torch import Tensor
 
 from mmspec.continuous.sampler import AcceptanceCounter, Gaussian, LatentRule, normals
 from mmspec.continuous.stats import LatentStats, with_counter
-from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import OnStep, Step
+from mmspec.decoding.closed_batch import ClosedBatch
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, CounterRNG
 from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.masked import missing
@@ -48,19 +51,10 @@ class ModelWithHead:
         return self._head(conditions, self._noise.normals(positions, self._head.normals), self._guided_as[positions])
 
 
-def decode_published(
-    target: MARTarget,
-    head: MARHead,
-    draft: MARTarget,
-    draft_head: MARHead,
-    rule: LatentRule,
-    seeds: list[int],
-    places: int,
-    passes: int,
-    verify_every: int,
-    on_step: OnStep | None = None,
-) -> tuple[Tensor, LatentStats]:
-    """Samples latents by the published schedule with a draft model.
+class PublishedBatch(ClosedBatch):
+    """Rows that are sampled by the published schedule with a draft model.
+
+    A step is one call of the target: a pass of its own, or passes of the draft model and their verification.
 
     Args:
         target: The target, blind.
@@ -68,75 +62,99 @@ def decode_published(
         draft: The draft model, blind.
         draft_head: The draft model's head.
         rule: Samples and verifies latents; the target samples the first `rule.plain_tokens(passes)` passes.
-        seeds: One per row.
         places: N.
         passes: S, 1 to N.
         verify_every: G.
-        on_step: Called after every target call.
-
-    Returns:
-        Latents [B, N, D] in generation order, and the stats.
+        seeds: One per row.
+        watch: What to show; the latents of a `Step` are in generation order.
     """
-    left = missing(places, passes)
-    # All latents of a pass have the same guidance scale, by the number that is missing after it.
-    sizes = -np.diff([places, *left])
-    guided_as = np.repeat([places - max(n, 1) - 1 for n in left], sizes)
-    noise, meter, counter = CounterRNG(seeds, target.device), Meter(target.device, len(seeds)), AcceptanceCounter()
-    verifier = ModelWithHead(target, head, noise, guided_as)
-    drafter = ModelWithHead(draft, draft_head, noise, guided_as)
-    tokens = torch.zeros(len(seeds), places, head.dim, device=target.device)
-    plain_passes, done, verified, draft_calls = rule.plain_tokens(passes), 0, 0, 0
-    dists: list[Gaussian] = []
 
-    def put(latents: Tensor, at: int) -> None:
-        tokens[:, at : at + latents.shape[1]] = latents
-        for model in (verifier, drafter):
-            model.target.put(latents, np.full(len(latents), at))
+    def __init__(
+        self,
+        target: MARTarget,
+        head: MARHead,
+        draft: MARTarget,
+        draft_head: MARHead,
+        rule: LatentRule,
+        places: int,
+        passes: int,
+        verify_every: int,
+        seeds: Sequence[int],
+        watch: Watch = UNWATCHED,
+    ) -> None:
+        super().__init__(seeds, Layout(places, cell=(head.dim,), dtype=torch.float32), target.device, watch)
+        left = missing(places, passes)
+        # All latents of a pass have the same guidance scale, by the number that is missing after it.
+        sizes = -np.diff([places, *left])
+        guided_as = np.repeat([places - max(n, 1) - 1 for n in left], sizes)
+        self._goals: list[int] = np.cumsum(sizes).tolist()  # latents after each pass
+        self._verifier = ModelWithHead(target, head, self.state.rng, guided_as)
+        self._drafter = ModelWithHead(draft, draft_head, self.state.rng, guided_as)
+        self._rule, self._dim, self._plain_passes = rule, head.dim, rule.plain_tokens(passes)
+        self._verify_every, self._pass, self._counter = verify_every, 0, AcceptanceCounter()
 
-    for s, goal in enumerate(done_after(sizes)):
-        positions = np.tile(np.arange(done, goal), (len(seeds), 1))
-        draws = noise.window(positions, s)
-        meter.clock.lap("other")
-        if s < plain_passes:
-            p = verifier.dists(positions)
-            put(rule.sample(p, normals(draws, RESAMPLE, head.dim)), done)
-            meter.clock.lap("target")
+    def stats(self) -> LatentStats:
+        """The statistics so far."""
+        return with_counter(super().stats(), self._counter)
+
+    def step(self) -> bool:
+        """Makes one call of the target; returns whether any row is running."""
+        start = self._goals[self._pass - 1] if self._pass else 0
+        if self._pass < self._plain_passes:
+            sampled = self._sample(self._verifier, RESAMPLE)[1]
+            self.meter.clock.lap("target")
         else:
-            q = drafter.dists(positions)
-            put(rule.sample(q, normals(draws, DRAFT, head.dim)), done)
-            dists.append(q)
-            draft_calls += 1
+            sampled = self._draft_and_verify(start)
+        gained = self.state.commit(sampled, np.full(len(sampled), sampled.shape[1] - 1))
+        self.meter.nfe += 1
+        self.meter.calls += gained > 0
+        self.meter.tokens += gained
+        if self._on_step is not None:
+            self._on_step(self.state.step(self.meter.nfe))
+        return bool(self.state.is_running.any())
+
+    def _sample(self, model: ModelWithHead, stream: int) -> tuple[Gaussian, Tensor]:
+        """Makes a pass; returns its distributions and latents."""
+        start, goal = (self._goals[self._pass - 1] if self._pass else 0), self._goals[self._pass]
+        positions = self._positions(start, goal)
+        draws = self.state.rng.window(positions, self._pass)
+        self.meter.clock.lap("other")
+        dist = model.dists(positions)
+        sampled = self._put(self._rule.sample(dist, normals(draws, stream, self._dim)), start)
+        self._pass += 1
+        return dist, sampled
+
+    def _draft_and_verify(self, start: int) -> Tensor:
+        """Makes passes of the draft model from the latent `start` on, and verifies them; returns their latents."""
+        drafts, meter, rule = list[tuple[Gaussian, Tensor]](), self.meter, self._rule
+        while not drafts or ((self._pass - 1) % self._verify_every and self._pass < len(self._goals)):
+            drafts.append(self._sample(self._drafter, DRAFT))
+            self.draft_calls += 1
             meter.clock.lap("drafter")
-        done = goal
-        if dists and (s % verify_every == 0 or done == places):
-            positions = np.tile(np.arange(verified, done), (len(seeds), 1))
-            draws = noise.window(positions, passes + s)
-            p, q, x = verifier.dists(positions), joined(dists), tokens[:, verified:done]
-            meter.clock.lap("target")
-            chance = rule.accept_prob(p, q, x)
-            kept = draws[ACCEPT] < chance
-            distance = (x - p.mean).square().mean(-1).sqrt()
-            counter.add(kept.cpu().numpy(), np.ones(kept.shape, dtype=bool), distance.cpu().numpy())
-            excess = rule.excess(p, q, x, chance.clamp(max=1.0))
-            if excess is not None:
-                meter.excess += excess.sum(1).double().cpu().numpy()
-            put(torch.where(kept[..., None], x, rule.resample(p, q, x, draws)), verified)
-            dists = []
-            meter.clock.lap("rule")
-        if not dists:
-            meter.nfe += 1
-            meter.calls += 1
-            meter.tokens += done - verified
-            verified = done
-            if on_step is not None:
-                so_far = [row[:done].clone() for row in tokens]
-                on_step(Step(meter.nfe, done * len(seeds), places * len(seeds), so_far))
-    return tokens, with_counter(meter.stats(draft_calls), counter)
+        positions = self._positions(start, self._goals[self._pass - 1])
+        draws = self.state.rng.window(positions, len(self._goals) + self._pass - 1)
+        p, q = self._verifier.dists(positions), joined([dist for dist, _ in drafts])
+        x = torch.cat([latents for _, latents in drafts], dim=1)
+        meter.clock.lap("target")
+        chance = rule.accept_prob(p, q, x)
+        kept = draws[ACCEPT] < chance
+        distance = (x - p.mean).square().mean(-1).sqrt()
+        self._counter.add(kept.cpu().numpy(), np.ones(kept.shape, dtype=bool), distance.cpu().numpy())
+        excess = rule.excess(p, q, x, chance.clamp(max=1.0))
+        if excess is not None:
+            meter.excess += excess.sum(1).double().cpu().numpy()
+        sampled = self._put(torch.where(kept[..., None], x, rule.resample(p, q, x, draws)), start)
+        meter.clock.lap("rule")
+        return sampled
 
+    def _positions(self, start: int, goal: int) -> NDArray[np.int64]:
+        return np.tile(np.arange(start, goal), (len(self.state.ids), 1))
 
-def done_after(sizes: NDArray[np.int64]) -> list[int]:
-    """The number of latents after each pass, from the number that each pass samples."""
-    return np.cumsum(sizes).tolist()
+    def _put(self, latents: Tensor, at: int) -> Tensor:
+        """Shows both models latents [B, n, D] from the latent `at` on; returns them."""
+        for model in (self._verifier, self._drafter):
+            model.target.put(latents, np.full(len(latents), at))
+        return latents
 
 
 def joined(dists: list[Gaussian]) -> Gaussian:

@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import OnStep, Step
-from mmspec.errors import ArgumentError
+from mmspec.decoding.closed_batch import ClosedBatch
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rng import CounterRNG
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.vision.var.tokenizer import VARTokenizer
 from mmspec.vision.var.transformer import LayerCache, VARTransformer
@@ -109,70 +108,92 @@ class _Model:
         return (1 + t) * cond - t * uncond
 
 
-def decode_maps(
-    large: VARTransformer,
-    tokenizer: VARTokenizer,
-    labels: Tensor,
-    samplings: Sequence[SamplingParams],
-    scale: float,
-    seeds: Sequence[int],
-    meter: Meter,
-    small: VARTransformer | None = None,
-    large_maps: int | None = None,
-    on_step: OnStep | None = None,
-) -> tuple[Tensor, int]:
-    """Generates all maps.
+@dataclass(frozen=True)
+class MapSettings:
+    """Which model generates which maps.
+
+    Attributes:
+        scale: The guidance scale of the last map; 0 is off.
+        large_maps: The number of maps of the large model.
+        measures_distance: Whether both models read the result once more, for `Stats.tv_bound`.
+    """
+
+    scale: float
+    large_maps: int
+    measures_distance: bool = False
+
+
+class MapBatch(ClosedBatch):
+    """Rows that are decoded map by map.
 
     Args:
         large: The model.
+        small: The model of the last maps; None if `large` generates all.
         tokenizer: The tokenizer.
         labels: Classes int64 [B].
         samplings: Temperature, top-k and top-p of each row.
-        scale: The guidance scale of the last map; 0 is off.
+        settings: Which model generates which maps.
         seeds: One per row. A row's tokens depend on its own seed and class.
-        meter: Counts calls, tokens and seconds.
-        small: The model of the last maps; None for `large`.
-        large_maps: The number of maps of `large`; None for all.
-        on_step: Called after every call.
-
-    Returns:
-        Tokens int64 [B, L] of all maps, and the number of calls of the small model.
-
-    Raises:
-        ArgumentError: If `large_maps` is not in 1..maps, or there is no small model for the rest.
+        watch: What to show; the calls of a `Step` are those of both models.
     """
-    maps = len(large.sides)
-    large_maps = maps if large_maps is None else large_maps
-    if not 1 <= large_maps <= maps:
-        raise ArgumentError(f"large_scales={large_maps} is not allowed; it must be from 1 to {maps}")
-    if large_maps < maps and small is None:
-        raise ArgumentError(f"large_scales={large_maps} requires a draft_transformer for the other {maps - large_maps}")
-    sampler, rng = TokenSampler(samplings, None, large.device), CounterRNG(seeds, large.device)
-    model = _Model(large, labels, scale != 0)
-    image, tokens, inputs = tokenizer.empty(len(labels)), list[Tensor](), list[Tensor]()
-    small_calls = 0
-    for i, side in enumerate(large.sides):
-        if i == large_maps:
-            assert small is not None
-            model = _Model(small, labels, scale != 0)
-        inputs.append(tokenizer.input_of(i, image))
+
+    def __init__(
+        self,
+        large: VARTransformer,
+        small: VARTransformer | None,
+        tokenizer: VARTokenizer,
+        labels: Tensor,
+        samplings: Sequence[SamplingParams],
+        settings: MapSettings,
+        seeds: Sequence[int],
+        watch: Watch = UNWATCHED,
+    ) -> None:
+        super().__init__(seeds, Layout(large.ends[-1]), large.device, watch)
+        self._large, self._small, self._tokenizer = large, small, tokenizer
+        self._labels, self._samplings, self._settings = labels, samplings, settings
+        self._sampler = TokenSampler(samplings, None, large.device)
+        self._model = _Model(large, labels, settings.scale != 0)
+        self._image, self._inputs = tokenizer.empty(len(labels)), list[Tensor]()
+        self.cache_bytes = cost_of(large, small, settings.large_maps, settings.scale != 0).cache_bytes * len(labels)
+
+    def step(self) -> bool:
+        """Generates a map of each row; returns whether any row is running."""
+        large, meter, state, i = self._large, self.meter, self.state, len(self._inputs)
+        own, size = i < self._settings.large_maps, large.sides[i] ** 2
+        if i == self._settings.large_maps:
+            assert self._small is not None
+            self._model = _Model(self._small, self._labels, self._settings.scale != 0)
+        self._inputs.append(self._tokenizer.input_of(i, self._image))
         meter.clock.lap("other")
-        z = model.logits(inputs, scale)[:, -side * side :]
-        meter.clock.lap("target" if i < large_maps else "drafter")
-        positions = np.tile(np.arange(large.ends[i] - side * side, large.ends[i]), (len(labels), 1))
-        p = sampler(Logits(z, None), positions)
-        tokens.append(sampler.sample(p, rng.window(positions, 0)))
-        image = image + tokenizer.added(i, tokens[-1])
+        z = self._model.logits(self._inputs, self._settings.scale)[:, -size:]
+        meter.clock.lap("target" if own else "drafter")
+        positions = np.tile(np.arange(large.ends[i] - size, large.ends[i]), (len(z), 1))
+        p = self._sampler(Logits(z, None), positions)
+        tokens = self._sampler.sample(p, state.rng.window(positions, 0))
+        self._image = self._image + self._tokenizer.added(i, tokens)
         meter.clock.lap("rule")
-        if i < large_maps:
-            meter.nfe += 1
-            meter.calls += 1
-        small_calls += i >= large_maps
-        meter.tokens += side * side
-        if on_step is not None:
-            so_far = torch.cat(tokens, dim=1)
-            on_step(Step(meter.nfe + small_calls, so_far.numel(), len(labels) * large.ends[-1], list(so_far)))
-    return torch.cat(tokens, dim=1), small_calls
+        gained = state.commit(tokens, np.full(len(z), size - 1))
+        meter.nfe += own
+        meter.calls += own * (gained > 0)
+        self.draft_calls += not own
+        meter.tokens += gained
+        if self.draft_calls and i + 1 == len(large.sides):
+            self._measure()
+        if self._on_step is not None:
+            self._on_step(state.step(meter.nfe + self.draft_calls))
+        return bool(state.is_running.any())
+
+    def _measure(self) -> None:
+        """Measures how far the small model's maps are from the large model's distribution; NaN is unknown."""
+        self.meter.excess += np.nan
+        if self._settings.measures_distance:
+            assert self._small is not None
+            apart = map_distances(
+                self._large, self._small, self._tokenizer, self._labels, self._samplings, self._settings.scale,
+                self.state.result(),
+            )  # fmt: skip
+            first = self._large.ends[self._settings.large_maps - 1]
+            self.meter.excess = apart[:, first:].sum(1).double().cpu().numpy()
 
 
 def map_distances(
@@ -193,8 +214,8 @@ def map_distances(
         small: The small model.
         tokenizer: The tokenizer.
         labels: int64 [B].
-        samplings: As in `decode_maps`.
-        scale: As in `decode_maps`.
+        samplings: As of `MapBatch`.
+        scale: As of `MapSettings`.
         tokens: int64 [B, L], generated maps.
 
     Returns:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,28 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from mmspec.arguments import check_flag, check_integer, check_number, shown
-from mmspec.decoding.stats import Meter
+from mmspec.batching.request import PreparedRequest, RowPrompt
+from mmspec.decoding.closed_batch import PreparedClosed
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
-from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
-from mmspec.vision.class_prompts import read_classes
+from mmspec.vision.callbacks import CallbackOnStepEnd
+from mmspec.vision.calls import generate_tokens, image_request, read_options
+from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
 from mmspec.vision.previews import complete
-from mmspec.vision.var.decoding import decode_maps, map_distances
+from mmspec.vision.var.decoding import MapBatch, MapSettings
 from mmspec.vision.var.tokenizer import VARTokenizer
 from mmspec.vision.var.transformer import VARTransformer
+
+PLAIN = parse("plain")
+OPTIONS = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale", "large_scales", "measure_distance",
+)  # fmt: skip
 
 
 class VARPipeline(DiffusionPipeline):
@@ -145,49 +153,53 @@ class VARPipeline(DiffusionPipeline):
         check_call(
             "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end, return_dict
         )
-        check_flag("measure_distance", measure_distance)
-        default = self.config
-        scale = default.guidance_scale if guidance_scale is None else guidance_scale
-        check_number("guidance_scale", scale, 0, 1e4)
-        if large_scales is not None:
-            check_integer("large_scales", large_scales, 1, len(self.transformer.sides))
-        if parse(default.recipe if recipe is None else recipe).name != "plain":
-            raise ArgumentError(
-                f"recipe={str(recipe)!r} is not possible here: a call generates a whole map already; use 'plain', and "
-                "large_scales=6 for a smaller model of the last maps"
-            )
+        sampling, settings = self._settings(
+            recipe, temperature, top_k, top_p, min_p, typical_p, guidance_scale, large_scales, measure_distance
+        )
         labels = read_classes(prompt, class_labels, self.transformer.config.num_classes)
         labels = labels.repeat_interleave(num_images_per_prompt)
         seeds = row_seeds(seed, len(labels), generator)
-        sampling = SamplingParams(
-            1.0 if temperature is None else temperature,
-            default.top_k if top_k is None else top_k,
-            default.top_p if top_p is None else top_p,
-            min_p=default.min_p if min_p is None else min_p,
-            typical_p=default.typical_p if typical_p is None else typical_p,
+        rows = (RowPrompt(*row, settings) for row in zip(labels.tolist(), [sampling] * len(seeds), seeds, strict=True))
+        tokens, stats = generate_tokens(
+            self,
+            [image_request(self, row) for row in rows],
+            PLAIN,
+            on_step,
+            callback_on_step_end,
+            callback_on_step_end_tensor_inputs,
+            maps_so_far,
         )
-        samplings, large, small = [sampling] * len(labels), self.transformer, self.draft_transformer
-        meter, length = Meter(large.device, len(labels)), large.ends[-1]
-        with memory_for(len(labels)), self.progress_bar(total=len(labels) * length) as bar:
-            callback = observer(
-                self, bar, on_step, callback_on_step_end, callback_on_step_end_tensor_inputs, maps_so_far
-            )
-            try:
-                tokens, small_calls = decode_maps(
-                    large, self.vae, labels, samplings, scale, seeds, meter, small, large_scales, callback
-                )
-                if small_calls:
-                    meter.excess += torch.nan
-                if small_calls and measure_distance:
-                    first = large.ends[int(large_scales or 0) - 1]
-                    apart = map_distances(large, small, self.vae, labels, samplings, scale, tokens)
-                    meter.excess = apart[:, first:].sum(1).double().cpu().numpy()
-                stats = meter.stats(small_calls)
-            except Interrupted as end:
-                tokens, stats = end.tokens, end.stats
         images = self.decode(tokens, output_type=output_type)
         self.maybe_free_model_hooks()
         return ImageOutput(images, tokens, seeds, stats) if return_dict else (images,)  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+        """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
+
+        Args:
+            prompt: A class id, as a number or as text; None with the option `class_labels`.
+            options: `seed`, `output_type`, and arguments of a call by name: those of sampling, `class_labels`,
+                `large_scales` and `measure_distance`.
+            recipe: "plain", as in a call.
+
+        Raises:
+            PromptError: If the prompt is not the number of a class.
+            ArgumentError: For an option of another name, or whose value is not allowed.
+        """
+        given, seed, output_type = read_options(options, ("class_labels", *OPTIONS))
+        labels = read_class(prompt, given.pop("class_labels", None), self.transformer.config.num_classes)
+        sampling, settings = self._settings(recipe, **given)
+        return image_request(self, RowPrompt(int(labels), sampling, seed, settings), output_type)
+
+    @torch.no_grad()
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedClosed:
+        """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
+        settings = rows[0].kind
+        assert isinstance(settings, MapSettings)
+        labels, samplings = torch.tensor([row.prompt for row in rows]), [row.sampling for row in rows]
+        models = self.transformer, self.draft_transformer, self.vae
+        return PreparedClosed(partial(MapBatch, *models, labels, samplings, settings))
 
     @refuse_unknown_keywords
     @torch.no_grad()
@@ -220,6 +232,44 @@ class VARPipeline(DiffusionPipeline):
         kwargs["dtype"] = component_dtypes(folder, kwargs.get("dtype"), "transformer", "vae")
         pipe: VARPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         return pipe
+
+    def _settings(
+        self,
+        recipe: str | Recipe | None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
+        guidance_scale: float | None = None,
+        large_scales: int | None = None,
+        measure_distance: bool = False,
+    ) -> tuple[SamplingParams, MapSettings]:
+        """Reads arguments of a call, with the pipeline's defaults in place of None."""
+        check_flag("measure_distance", measure_distance)
+        default, maps = self.config, len(self.transformer.sides)
+        scale = default.guidance_scale if guidance_scale is None else guidance_scale
+        check_number("guidance_scale", scale, 0, 1e4)
+        if large_scales is not None:
+            check_integer("large_scales", large_scales, 1, maps)
+        if parse(default.recipe if recipe is None else recipe).name != "plain":
+            raise ArgumentError(
+                f"recipe={str(recipe)!r} is not possible here: a call generates a whole map already; use 'plain', and "
+                "large_scales=6 for a smaller model of the last maps"
+            )
+        large_maps = maps if large_scales is None else large_scales
+        if large_maps < maps and self.draft_transformer is None:
+            raise ArgumentError(
+                f"large_scales={large_maps} requires a draft_transformer for the other {maps - large_maps}"
+            )
+        sampling = SamplingParams(
+            1.0 if temperature is None else temperature,
+            default.top_k if top_k is None else top_k,
+            default.top_p if top_p is None else top_p,
+            min_p=default.min_p if min_p is None else min_p,
+            typical_p=default.typical_p if typical_p is None else typical_p,
+        )
+        return sampling, MapSettings(scale, large_maps, measure_distance)
 
 
 def maps_so_far(step: Step) -> Tensor:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from mmspec.arguments import check_integer, check_number, shown, text_list
-from mmspec.continuous.prepared import run_latents
+from mmspec.arguments import check_integer, check_number, one_text, shown, text_list
+from mmspec.batching.request import PreparedRequest, RowPrompt
+from mmspec.continuous.prepared import PreparedLatents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -21,17 +23,38 @@ from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
-from mmspec.sampling.params import guidance_of_call
+from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
+from mmspec.vision.callbacks import CallbackOnStepEnd
+from mmspec.vision.calls import generate_tokens, image_request, read_options
+from mmspec.vision.component import Arguments
 from mmspec.vision.llamagen.target import LlamaGenTarget
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
-from mmspec.vision.previews import check_latents
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
+from mmspec.vision.previews import check_latents, complete_latents, grey_where_missing
 from mmspec.vision.shapes.config import GUIDANCE, TEMPERATURE
 from mmspec.vision.shapes.fsq_tokenizer import FSQTokenizer
 from mmspec.vision.shapes.latent.head import FlowHead
 from mmspec.vision.shapes.text_encoder import CaptionEncoder
 
 STEPS = 16
+PLAIN = parse("plain")
+OPTIONS = ("temperature", "top_k", "top_p", "guidance_scale", "head_steps")
+
+
+class LatentTarget(LlamaGenTarget):
+    """A transformer of latents, whose rows join only rows with the same settings: a batch has one flow head.
+
+    Args:
+        settings: Those of the flow head.
+        *args: Those of `LlamaGenTarget`.
+    """
+
+    def __init__(self, settings: Hashable, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._settings = settings
+
+    def can_join(self, other: object) -> bool:
+        return isinstance(other, LatentTarget) and other._settings == self._settings and super().can_join(other)
 
 
 class LatentShapes:
@@ -44,15 +67,24 @@ class LatentShapes:
         text_encoder: The encoder of captions.
     """
 
+    _callback_tensor_inputs = ["tokens"]
+
     def __init__(self, target: Any, draft: Any, tokenizer: FSQTokenizer, text_encoder: CaptionEncoder) -> None:
         self.target = target
         self.draft = draft
         self.tokenizer = tokenizer
         self.text_encoder = text_encoder
         self.codes = tokenizer.codebook().float()
+        self.config = Arguments(recipe="plain", temperature=TEMPERATURE, guidance_scale=GUIDANCE)
+        self._bar_options: dict[str, Any] = {}
 
-    def set_progress_bar_config(self, **config: Any) -> None:
-        """Does nothing: this pipeline has no progress bar."""
+    def set_progress_bar_config(self, **options: Any) -> None:
+        """Sets the arguments of the progress bar, those of `tqdm`."""
+        self._bar_options = options
+
+    def progress_bar(self, total: int) -> Any:
+        """The progress bar of a call, which counts to `total`."""
+        return tqdm(total=total, **self._bar_options)
 
     @refuse_keywords(
         "its tokens are vectors of numbers, which have no probabilities to compare",
@@ -72,8 +104,11 @@ class LatentShapes:
         guidance_scale: float | None = None,
         head_steps: int = STEPS,
         num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         on_step: OnStep | None = None,
+        callback_on_step_end: CallbackOnStepEnd | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
         measure_entropy: bool = False,
     ) -> ImageOutput:
         """Generates images of captions.
@@ -82,7 +117,8 @@ class LatentShapes:
             prompt: One or more captions.
             recipe: `plain`, as None, or a recipe that drafts with a rule for latents, such as
                 `few-steps+tolerance:steps=2`.
-            seed: Row i uses `seed + i`; or one seed per row. None takes one from torch's global generator.
+            seed: Row i uses `seed + i`; or one seed per row. None takes one from `generator`, or from torch's global
+                generator.
             temperature: Of the distribution over codes that the flow leads to, above 0; None takes that of the discrete
                 model.
             top_k: Must be off (0): a density over vectors has no tokens to cut.
@@ -90,8 +126,13 @@ class LatentShapes:
             guidance_scale: 1 and below is off; None takes that of the discrete model.
             head_steps: Euler steps of the flow, 1 to 1000.
             num_images_per_prompt: Images per caption; they are next to each other in the output.
+            generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             on_step: Called with a `mmspec.decoding.step.Step` after every target call.
+            callback_on_step_end: As of the pipelines of diffusers, `(pipe, target calls, latents so far, {"tokens":
+                latents})`. The latents float32 [B, N, 5] are NaN where they are missing. It may set
+                `pipe._interrupt = True`, which ends the call with the latents so far.
+            callback_on_step_end_tensor_inputs: The tensors that it gets; "tokens" is the only one.
             measure_entropy: Ignored: a density over vectors has no entropy in bits.
 
         Returns:
@@ -103,46 +144,72 @@ class LatentShapes:
             UnknownNameError: If there is no recipe or rule of that name.
         """
         check_call(
-            "num_images_per_prompt", num_images_per_prompt, output_type, on_step, measure_entropy=measure_entropy
+            "num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end,
+            measure_entropy=measure_entropy,
+        )  # fmt: skip
+        recipe = PLAIN if recipe is None else parse(recipe)
+        sampling, kind = self._settings(temperature, top_k, top_p, guidance_scale, head_steps)
+        prompts = [each for each in text_list("prompt", prompt) for _ in range(num_images_per_prompt)]
+        features, _ = self.text_encoder.encode(prompts)
+        seeds = row_seeds(seed, len(features), generator)
+        rows = zip(features.split(1), seeds, strict=True)
+        tokens, stats = generate_tokens(
+            self,
+            [image_request(self, RowPrompt(own, sampling, own_seed, kind)) for own, own_seed in rows],
+            recipe,
+            on_step,
+            callback_on_step_end,
+            callback_on_step_end_tensor_inputs,
+            lambda step: complete_latents(step.tokens, self.target.config.grid_size**2),
         )
-        off: dict[str, tuple[Any, int]] = {"top_k": (top_k, 0), "top_p": (top_p, 1)}
-        for name, (value, neutral) in off.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or value != neutral):
-                raise ArgumentError(f"{name}={shown(value)} is not possible: the tokens of this model are vectors")
-        check_integer("head_steps", head_steps, 1, 1000)
-        recipe, temperature = (
-            parse("plain" if recipe is None else recipe),
-            TEMPERATURE if temperature is None else temperature,
-        )
-        scale = guidance_of_call(GUIDANCE if guidance_scale is None else guidance_scale)
-        check_number("temperature", temperature, 1e-4, 1e4)
-        prompts = text_list("prompt", prompt)
-        features, _ = self.text_encoder.encode([each for each in prompts for _ in range(num_images_per_prompt)])
-        rows = len(features)
-        seeds = row_seeds(seed, rows)
+        return ImageOutput(self.decode(tokens, output_type=output_type), tokens, seeds, stats)
 
-        def target(trunk: Any) -> LlamaGenTarget:
-            uncond = trunk.unconditional(rows) if scale != 1 else None
-            return LlamaGenTarget(trunk, features, uncond, None, slack=recipe.window)
+    @torch.no_grad()
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+        """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
 
-        def flow_head(steps: int = head_steps) -> FlowHead:
-            return FlowHead(self.codes, steps, scale, temperature)
+        Args:
+            prompt: A caption.
+            options: `seed`, `output_type`, and arguments of a call by name: `temperature`, `top_k`, `top_p`,
+                `guidance_scale` and `head_steps`.
+            recipe: How it is decoded, as in a call.
+
+        Raises:
+            PromptError: If the caption does not follow the grammar.
+            ArgumentError: For an option of another name, or whose value is not allowed.
+        """
+        given, seed, output_type = read_options(options, OPTIONS)
+        sampling, kind = self._settings(**given)
+        features, _ = self.text_encoder.encode(one_text("prompt", prompt))
+        return image_request(self, RowPrompt(features, sampling, seed, kind), output_type)
+
+    @torch.no_grad()
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedLatents:
+        """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
+        features, sampling, kind = torch.cat([row.prompt for row in rows]), rows[0].sampling, rows[0].kind
+        guided, codes = sampling.guidance_scale != 1, self.codes
+        assert isinstance(kind, tuple)
+        steps = int(kind[1])
+
+        def target(trunk: Any) -> LatentTarget:
+            uncond = trunk.unconditional(len(rows)) if guided else None
+            return LatentTarget(kind, trunk, features, uncond, None, slack=recipe.window)
+
+        def flow_head(count: int = steps) -> FlowHead:
+            return FlowHead(codes, count, sampling.guidance_scale, sampling.temperature)
 
         ours = target(self.target)
         resources = DraftResources(
             latent_models={
                 "draft": lambda _: LatentModel(target(self.draft), flow_head()),
-                "layer-skip": lambda n: LatentModel(EarlyExitTarget(ours, EarlyExit(n, scale != 1)), flow_head()),
+                "layer-skip": lambda n: LatentModel(EarlyExitTarget(ours, EarlyExit(n, guided)), flow_head()),
                 "few-steps": lambda n: LatentModel(target(self.target), flow_head(n)),
             },
             adaptive_windows=adaptive_windows_of(self.target),
         )
-        grid, dim = self.target.config.grid_size, self.codes.shape[1]
-        layout = Layout(length=grid**2, width=grid, cell=(dim,), dtype=torch.float32)
-        with memory_for(rows):
-            found = run_latents(ours, flow_head(), recipe, layout, seeds, resources, on_step)
-        images = self.decode(found.tokens, output_type=output_type)
-        return ImageOutput(images, found.tokens, seeds, found.stats)
+        grid = self.target.config.grid_size
+        layout = Layout(length=grid**2, width=grid, cell=(codes.shape[1],), dtype=torch.float32)
+        return PreparedLatents(ours, flow_head(), layout, resources)
 
     @refuse_unknown_keywords
     @torch.no_grad()
@@ -150,7 +217,7 @@ class LatentShapes:
         """Images of latents, as of the `tokens` of an output.
 
         Args:
-            tokens: Latents float32 [B, N, 5] in raster order.
+            tokens: Latents float32 [B, N, 5] in raster order. Pixels of latents that are NaN are grey.
             output_type: "pil", "np", "pt" or "latent".
 
         Raises:
@@ -161,6 +228,28 @@ class LatentShapes:
             return tokens
         grid = self.target.config.grid_size
         check_latents(tokens, grid**2, self.codes.shape[1])
-        maps = tokens.transpose(1, 2).unflatten(2, (grid, grid)).to(self.tokenizer.dtype)
-        images = self.tokenizer.decoder(maps).clamp(-1, 1).float()
+        maps = tokens.transpose(1, 2).unflatten(2, (grid, grid)).to(self.tokenizer.device, self.tokenizer.dtype)
+        images = grey_where_missing(
+            self.tokenizer.decoder(maps.nan_to_num()).clamp(-1, 1).float(), tokens, (grid, grid)
+        )
         return images_from_pixels(images, output_type)
+
+    def _settings(
+        self,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guidance_scale: float | None = None,
+        head_steps: int = STEPS,
+    ) -> tuple[SamplingParams, tuple[SamplingParams, int]]:
+        """Reads arguments of a call; returns the sampling parameters, and what rows of a batch have in common."""
+        off: dict[str, tuple[Any, int]] = {"top_k": (top_k, 0), "top_p": (top_p, 1)}
+        for name, (value, neutral) in off.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or value != neutral):
+                raise ArgumentError(f"{name}={shown(value)} is not possible: the tokens of this model are vectors")
+        check_integer("head_steps", head_steps, 1, 1000)
+        temperature = self.config.temperature if temperature is None else temperature
+        scale = guidance_of_call(self.config.guidance_scale if guidance_scale is None else guidance_scale)
+        check_number("temperature", temperature, 1e-4, 1e4)
+        sampling = SamplingParams(temperature, guidance_scale=scale)
+        return sampling, (sampling, head_steps)

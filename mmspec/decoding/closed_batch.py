@@ -1,0 +1,94 @@
+"""Batches of models whose steps are their own: all rows are in step, and no row joins."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from mmspec.decoding.assembly import NO_RESOURCES
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.stats import Meter, Stats
+from mmspec.decoding.step import UNWATCHED, Watch
+from mmspec.decoding.window_policy import WindowPolicy
+from mmspec.recipes import Recipe
+
+
+class ClosedBatch(ABC):
+    """A batch that no row joins; a `mmspec.batching.request.DecodingBatch`. A step is one target call.
+
+    Args:
+        seeds: One per row.
+        layout: The sequences to generate.
+        device: Of the tokens.
+        watch: What to show of the decoding.
+
+    Attributes:
+        state: Its rows and their tokens.
+        meter: Counts calls, tokens and seconds.
+        draft_calls: Calls of a draft model.
+        cache_bytes: Bytes of the KV caches at the end, as far as known.
+    """
+
+    def __init__(self, seeds: Sequence[int], layout: Layout, device: torch.device, watch: Watch = UNWATCHED) -> None:
+        # A step may write as many tokens after a row's end as a row has.
+        self.state = BatchState(seeds, layout, layout.length, device)
+        self.meter = Meter(device, len(seeds))
+        self.draft_calls = self.cache_bytes = 0
+        self._on_step = watch.on_step
+
+    @abstractmethod
+    def step(self) -> bool:
+        """Makes one target call; returns whether any row is running."""
+
+    def start(self) -> bool:
+        """Makes the first call; returns whether any row is running."""
+        return self.step()
+
+    def run(self) -> None:
+        """Decodes until every row is finished."""
+        with torch.inference_mode():
+            while self.step():
+                pass
+        self.meter.clock.lap("other")
+
+    def stats(self) -> Stats:
+        """The statistics so far."""
+        return self.meter.stats(self.draft_calls)
+
+    def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:  # noqa: B027 (no windows)
+        """Does nothing."""
+
+    def can_join(self, other: object) -> bool:
+        """False: rows are in step."""
+        return False
+
+    def join(self, other: object) -> NoReturn:
+        """Not possible."""
+        raise AssertionError("no rows join this batch")
+
+
+@dataclass(frozen=True)
+class PreparedClosed:
+    """Rows of a `ClosedBatch` that are ready to be decoded; a `mmspec.batching.request.PreparedBatch`.
+
+    Attributes:
+        make: Makes the batch from the seeds of the rows and what to show.
+        resources: None for drafters.
+        recipe: None: requests keep their recipes.
+        tokens: See `mmspec.batching.request.PreparedBatch`.
+    """
+
+    make: Callable[[Sequence[int], Watch], ClosedBatch]
+    resources: DraftResources = NO_RESOURCES
+    recipe: Recipe | None = None
+    tokens: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> ClosedBatch:
+        """The batch, before its first call. Entropies are not measured."""
+        return self.make(seeds, watch)
