@@ -43,16 +43,17 @@ def complete(tokens: Tensor | Sequence[Tensor], length: int, codes: int) -> Tens
     return result
 
 
-def complete_latents(rows: Sequence[Tensor], length: int) -> Tensor:
+def complete_latents(rows: Sequence[Tensor], length: int, dim: int) -> Tensor:
     """Latents of whole images, float32 [B, length, D], with NaN where they are missing at the end.
 
     Args:
-        rows: [n_row, D] per row.
+        rows: [n_row, D] per row; empty ones may be of any shape.
         length: Latents of an image.
+        dim: D.
     """
-    result = torch.full((len(rows), length, rows[0].shape[1]), torch.nan, device=rows[0].device)
+    result = torch.full((len(rows), length, dim), torch.nan, device=rows[0].device)
     for target, row in zip(result, rows, strict=True):
-        target[: len(row)] = row
+        target[: len(row)] = row.reshape(-1, dim)
     return result
 
 

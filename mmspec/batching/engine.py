@@ -83,7 +83,8 @@ class Engine:
             check_integer("max_cache_bytes", max_cache_bytes, 1, 2**63)
         if not supports_engine(pipe):
             raise ArgumentError(
-                f"pipe={type(pipe).__name__} is not supported by engines, which decode models with one stream of tokens"
+                f"pipe={type(pipe).__name__} is not supported by engines: it has no read_request and prepare_rows, or "
+                "its tokens come from several models in turn"
             )
         self.pipe: EnginePipeline = pipe
         self._watch, self._shared = UNWATCHED, True  # requests come and go while others are decoded

@@ -20,7 +20,7 @@ from mmspec.serving.accounting import Accounting
 from mmspec.serving.errors import ApiError
 from mmspec.serving.generation import DecodingRequest, Generation
 from mmspec.serving.models import ServedModel
-from mmspec.serving.raster import Raster, encoded_image, raster_of, size_of
+from mmspec.serving.raster import Raster, encoded_image, raster_of, size_of, takes_size
 from mmspec.serving.schemas import ImageRequest
 from mmspec.serving.sse import event
 
@@ -67,7 +67,7 @@ class ImageJob:
         self.size = None if wanted in (None, (default.height, default.width)) else wanted
         if self.size is not None:
             limits.PIXELS.check("size", self.size[0] * self.size[1])
-            if not self.model.takes_size:
+            if not takes_size(self.model.pipe):
                 raise ArgumentError(f"size={request.size!r} is not allowed; this model has images of {default.size}")
         self.raster = default if self.size is None else raster_of(self.model.pipe, self.size)
 
@@ -150,5 +150,5 @@ class ImageJob:
 
 
 def codes_of(generation: Generation) -> Tensor:
-    """The codes so far, int64 [n], or blocks of them, int64 [n, K]."""
+    """The codes so far, int64 [n], blocks of them, int64 [n, K], or latents [n, D]."""
     return torch.cat([output.tokens for output in generation.outputs] or [torch.zeros(0, dtype=torch.int64)])

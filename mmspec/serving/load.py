@@ -7,7 +7,7 @@ from typing import Any
 
 from mmspec.serving.engines import new_engine
 from mmspec.serving.models import ServedModel, recipe_of
-from mmspec.serving.raster import refuse_latents
+from mmspec.serving.raster import check_served
 
 
 def served_model(
@@ -27,7 +27,7 @@ def served_model(
         ArgumentError: If the server cannot serve the model.
     """
     if not hasattr(pipe, "stream"):
-        refuse_latents(pipe, name)
+        check_served(pipe, name)
     chosen = recipe_of(pipe, recipe)
     engine = new_engine(pipe, chosen, max_rows, max_waiting)
     if learn is not None:
@@ -35,4 +35,4 @@ def served_model(
         from mmspec.serving.learning import learning
 
         engine = learning(engine, pipe, chosen, learn)
-    return ServedModel(name, pipe, chosen, engine, max_waiting=max_waiting)
+    return ServedModel(name, pipe, chosen, engine)

@@ -29,7 +29,6 @@ class ServedModel:
         recipe: The recipe of requests that name none.
         engine: Decodes requests.
         created: When the model was loaded, in seconds of the epoch.
-        max_waiting: Requests that may wait outside the engine, such as those that follow reference audio.
         worker: Decodes tokens to pixels or audio, one request at a time.
     """
 
@@ -38,7 +37,6 @@ class ServedModel:
     recipe: str
     engine: Engine
     created: int = field(default_factory=lambda: int(time.time()))
-    max_waiting: int = 1024
     worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "mmspec-decode"))
 
     @property
@@ -50,11 +48,6 @@ class ServedModel:
     def raster(self) -> Raster:
         """The grid of an image model's default images."""
         return raster_of(self.pipe)
-
-    @property
-    def takes_size(self) -> bool:
-        """Whether an image model has images of several sizes."""
-        return not hasattr(self.pipe, "transformer")
 
     @property
     def voices(self) -> Sequence[str]:

@@ -1,11 +1,11 @@
-"""Images of codes that arrive in raster order, one by one or in blocks."""
+"""Images of tokens that arrive one by one, in blocks or in maps."""
 
 from __future__ import annotations
 
 import base64
 import io
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
@@ -46,19 +46,40 @@ def size_of(text: str | None) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def refuse_latents(pipe: Any, name: str) -> None:
-    """Checks that an image pipeline generates codes, which arrive one by one and in raster order.
+class Previews(Protocol):
+    """An image pipeline that shows images that are not complete.
+
+    Attributes:
+        grid: Rows and columns of tokens.
+    """
+
+    @property
+    def grid(self) -> tuple[int, int]: ...
+
+    def preview(self, tokens: Tensor) -> Image.Image:
+        """The image of the tokens that have been given out so far, [n, *cell]; n may be 0."""
+        ...
+
+
+def check_served(pipe: Any, name: str) -> None:
+    """Checks that a server can show the images of a pipeline.
 
     Raises:
-        ArgumentError: If it generates vectors.
+        ArgumentError: If it cannot.
     """
     from mmspec.vision.hf.pipeline import TransformersPipeline
     from mmspec.vision.llamagen.generation import LlamaGenGenerator
 
-    if not isinstance(pipe, (LlamaGenGenerator, TransformersPipeline)):
+    if not isinstance(pipe, (LlamaGenGenerator, TransformersPipeline)) and not hasattr(pipe, "preview"):
         raise ArgumentError(
-            f"model {name!r} cannot be served; `mmspec serve` takes image models of codes, not of vectors"
+            f"model {name!r} cannot be served; `mmspec serve` takes speech and image models, and {type(pipe).__name__} "
+            "has no `preview` of images"
         )
+
+
+def takes_size(pipe: Any) -> bool:
+    """Whether an image model has images of several sizes."""
+    return not hasattr(pipe, "transformer") and not hasattr(pipe, "preview")
 
 
 def raster_of(pipe: Any, size: tuple[int, int] | None = None) -> Raster:
@@ -71,6 +92,9 @@ def raster_of(pipe: Any, size: tuple[int, int] | None = None) -> Raster:
     Raises:
         ArgumentError: If the model has no images of this size.
     """
+    if hasattr(pipe, "preview"):
+        image = pipe.preview(torch.zeros(0, dtype=torch.int64))
+        return Raster(*pipe.grid, image.width, image.height)
     transformer = getattr(pipe, "transformer", None)
     if transformer is not None:
         rows = columns = transformer.config.grid_size
@@ -91,10 +115,12 @@ def encoded_image(pipe: Any, codes: Tensor, size: tuple[int, int] | None, format
 
     Args:
         pipe: The pipeline.
-        codes: int64 [n], in raster order, or blocks int64 [n, K]; the pixels of missing ones are grey.
+        codes: int64 [n] in raster order, blocks int64 [n, K], or latents [n, D]; the pixels of missing ones are grey.
         size: Height and width in pixels, if the request sets them.
         format: A key of `MEDIA_TYPES`.
     """
+    if hasattr(pipe, "preview"):
+        return base64.b64encode(encode(pipe.preview(codes), format)).decode()
     options = {} if size is None else {"height": size[0], "width": size[1]}
     transformer = getattr(pipe, "transformer", None)
     rows = [codes] if transformer is None else transformer.in_raster_order([codes])

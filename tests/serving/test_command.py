@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden import GOLDEN
 
 from mmspec.cli.app import main
 
@@ -45,5 +46,6 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown recipe 'sdc'" in error("shapes", "--recipe", "sdc")
     assert "unknown model 'shape' (did you mean 'shapes'?)" in error("shape", "--port", "0")
     assert "MODEL is named twice: shapes, shapes" in error("shapes", "shapes", "--port", "0")
-    assert "model 'shapes-latent' cannot be served" in error("shapes-latent", "--port", "0")
+    videos = str(GOLDEN / "cosmos_base")
+    assert "cannot be served; `mmspec serve` takes speech and image models, and Cosmos" in error(videos, "--port", "0")
     assert "--api-key-file: cannot read" in error("shapes", "--api-key-file", str(tmp_path / "none"))

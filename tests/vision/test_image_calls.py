@@ -211,7 +211,7 @@ def test_hints_name_only_arguments_that_there_are() -> None:
         (speech, "callback", "use on_step=;"),
         (speech, "latents", "use seed=;"),
         (speech, "num_return_sequences", "pass the text several times;"),
-        (latents, "callback_steps", "on_step= is called after each target call;"),
+        (speech, "callback_steps", "on_step= is called after each target call;"),
         (latents, "num_return_sequences", "use num_images_per_prompt=;"),
     ):
         with pytest.raises(MMSpecError, match=f"^{name} is not an argument of [A-Za-z]+: {hint} it takes"):

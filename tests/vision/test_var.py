@@ -16,14 +16,13 @@ from torch import Tensor
 
 import mmspec
 from mmspec.cli.app import main
-from mmspec.decoding.stats import Meter
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.rng import RESAMPLE, CounterRNG
 from mmspec.vision.var import VARPipeline, load_tokenizer, load_var
 from mmspec.vision.var.checkpoint import ATTENTION, RESIDUAL, rename
-from mmspec.vision.var.decoding import cost_of, decode_maps, map_distances
+from mmspec.vision.var.decoding import MapBatch, MapSettings, cost_of, map_distances
 from mmspec.vision.var.tokenizer import VARTokenizer
 from mmspec.vision.var.transformer import SIDES_512, LayerCache, VARTransformer
 
@@ -51,14 +50,16 @@ def test_plain_decoding_gives_the_tokens_of_the_original() -> None:
     rows = len(e["labels"])
     sampling = [SamplingParams(1.0, config["top_k"], config["top_p"])] * rows
     seeds = range(config["seed"], config["seed"] + rows)
-    meter = Meter(model.device, rows)
+    settings = MapSettings(config["cfg"], len(config["patch_nums"]))
     with torch.no_grad():
-        tokens, _ = decode_maps(model, tokenizer, e["labels"], sampling, config["cfg"], seeds, meter)
+        batch = MapBatch(model, None, tokenizer, e["labels"], sampling, settings, seeds)
+        batch.run()
+        tokens, stats = batch.state.result().clone(), batch.stats()
         torch.testing.assert_close(tokenizer.latents(tokens), e["f_hat"], atol=1e-5, rtol=1e-5)
         # One pass over the whole sequence gives the distributions of the map-by-map passes: no distance to itself.
         same = map_distances(model, model, tokenizer, e["labels"], sampling, config["cfg"], tokens)
     assert torch.equal(tokens, e["tokens"]) and float(same.max()) == 0
-    assert meter.nfe == len(config["patch_nums"]) and meter.tokens.tolist() == [tokens.shape[1]] * rows
+    assert stats.nfe == len(config["patch_nums"]) and [row.tokens for row in stats.rows] == [tokens.shape[1]] * rows
 
 
 @pytest.mark.parametrize("shared_aln", [False, True])

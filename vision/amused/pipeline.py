@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from diffusers import AmusedScheduler, DiffusionPipeline, UVit2DModel, VQModel
 from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
 from torch import Tensor
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
@@ -240,6 +241,17 @@ class AmusedPipeline(DiffusionPipeline):
         grid = tokens.clamp(min=0).unflatten(1, (side, side)).to(self.vqvae.device)
         pixels = self.vqvae.decode(grid, force_not_quantize=True, shape=shape).sample.float().clip(0, 1)
         return self.image_processor.postprocess(pixels, output_type=output_type)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens."""
+        side = self.transformer.config.sample_size
+        return side, side
+
+    def preview(self, tokens: Tensor) -> Image.Image:
+        """The image of the tokens int64 [n] in raster order; those that are missing are shown as token 0."""
+        image: Image.Image = self.decode(tokens[None])[0]
+        return image
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> AmusedPipeline:

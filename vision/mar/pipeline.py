@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
 from torch import Tensor
 
 from mmspec.arguments import check_integer, check_number, shown
@@ -38,7 +39,7 @@ from mmspec.vision.mar.published import PublishedBatch
 from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
-from mmspec.vision.previews import check_latents, grey_where_missing
+from mmspec.vision.previews import check_latents, complete_latents, grey_where_missing
 
 SCHEDULES = ("linear", "constant")
 OPTIONS = ("steps", "head_steps", "guidance_scale", "cfg_schedule", "temperature", "shortcuts")
@@ -284,6 +285,18 @@ class MARPipeline(DiffusionPipeline):
         side = self.transformer.config.grid_size
         images = grey_where_missing(pixels(self.vae, tokens.nan_to_num(nan=0.0)), tokens, (side, side))
         return self.image_processor.postprocess(images, output_type=output_type)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of latents."""
+        side = self.transformer.config.grid_size
+        return side, side
+
+    def preview(self, tokens: Tensor) -> Image.Image:
+        """The image of the latents [n, D] in raster order, grey where they are missing."""
+        latents = complete_latents([tokens], self.transformer.places, self.transformer.config.token_dim)
+        image: Image.Image = self.decode(latents)[0]
+        return image
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> MARPipeline:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from PIL import Image
 from torch import Tensor
 
 from mmspec.arguments import check_flag, check_integer, check_number, shown
@@ -225,6 +226,19 @@ class VARPipeline(DiffusionPipeline):
         if bool((complete(tokens, ends[-1], self.transformer.config.vocab_size)[:, : tokens.shape[1]] < 0).any()):
             raise ArgumentError("tokens has -1, which is not allowed: maps are whole")
         return images_from_pixels(self.vae.pixels(self.vae.latents(tokens.to(self.vae.device))), output_type)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the largest map."""
+        side = self.transformer.sides[-1]
+        return side, side
+
+    @torch.no_grad()
+    def preview(self, tokens: Tensor) -> Image.Image:
+        """The image of the whole maps among the tokens int64 [n]."""
+        latents = self.vae.latents(tokens[None].to(self.vae.device, torch.int64))
+        image: Image.Image = images_from_pixels(self.vae.pixels(latents), "pil")[0]
+        return image
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> VARPipeline:

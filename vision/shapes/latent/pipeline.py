@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
@@ -160,7 +161,7 @@ class LatentShapes:
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            lambda step: complete_latents(step.tokens, self.target.config.grid_size**2),
+            lambda step: self._complete(step.tokens),
         )
         return ImageOutput(self.decode(tokens, output_type=output_type), tokens, seeds, stats)
 
@@ -233,6 +234,21 @@ class LatentShapes:
             self.tokenizer.decoder(maps.nan_to_num()).clamp(-1, 1).float(), tokens, (grid, grid)
         )
         return images_from_pixels(images, output_type)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of latents."""
+        side = self.target.config.grid_size
+        return side, side
+
+    def preview(self, tokens: Tensor) -> Image.Image:
+        """The image of the latents [n, 5] in raster order, grey where they are missing."""
+        image: Image.Image = self.decode(self._complete([tokens]))[0]
+        return image
+
+    def _complete(self, rows: Sequence[Tensor]) -> Tensor:
+        """Latents of whole images, NaN where they are missing."""
+        return complete_latents(rows, self.target.config.grid_size**2, self.codes.shape[1])
 
     def _settings(
         self,
