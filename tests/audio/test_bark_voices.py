@@ -24,6 +24,7 @@ from transformers.models.bark.generation_configuration_bark import (
 import mmspec
 from mmspec.audio.models.bark.fine_stage import generate_fine
 from mmspec.errors import ArgumentError
+from mmspec.hf.generate import prepare
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 
@@ -137,12 +138,12 @@ def test_each_stage_samples_with_its_own_parameters(monkeypatch: pytest.MonkeyPa
     config = model.generation_config
     seen: dict[str, SamplingParams] = {}
 
-    def spy(model: Any, input_ids: Tensor, processors: Any, criteria: Any, config: Any, **more: Any) -> Any:
+    def spy(model: Any, input_ids: Tensor, processors: Any, criteria: Any, config: Any, inputs: Any) -> Any:
         p = SamplingParams(config.temperature if config.do_sample else 0.0, config.top_k, config.top_p)
         seen[type(model).__name__.removeprefix("Bark").removesuffix("Model")] = p
-        return mmspec.generate(model, input_ids, processors, criteria, config, **more)
+        return prepare(model, input_ids, processors, criteria, config, inputs)
 
-    monkeypatch.setattr("mmspec.audio.models.bark.speech.generate", spy)
+    monkeypatch.setattr("mmspec.audio.models.bark.stages.prepare", spy)
 
     def of(semantic: dict[str, Any], coarse: dict[str, Any], **how: Any) -> tuple[SamplingParams, SamplingParams]:
         for part, own in ((config.semantic_config, semantic), (config.coarse_acoustics_config, coarse)):
