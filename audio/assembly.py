@@ -86,7 +86,7 @@ class AudioAssembler:
         truncations = list[str]()
 
         def chunks() -> Generator[NDArray[np.float32], None, None]:
-            renderer = AudioRenderer(self._adapter, text.prompts, first, every, self.sampling_rate, silences)
+            renderer = AudioRenderer(self._adapter, first, every, self.sampling_rate, silences)
             before = 0
             with closing(outputs_from_thread(engine)) as outputs:
                 for output in outputs:

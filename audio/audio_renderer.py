@@ -20,6 +20,7 @@ class PartTokens(Protocol):
     Attributes:
         tokens: The tokens, [n, *cell].
         part: The index of the part; parts come in order.
+        prompt: The prompt of the part as it was decoded, a `mmspec.audio.text_parts.PartPrompt`.
     """
 
     @property
@@ -28,13 +29,15 @@ class PartTokens(Protocol):
     @property
     def part(self) -> int: ...
 
+    @property
+    def prompt(self) -> Any: ...
+
 
 class AudioRenderer:
     """Decodes the tokens of a text, part after part, into audio.
 
     Args:
         adapter: The model.
-        prompts: The parts of the text, see `mmspec.audio.adapter.PreparedText`.
         first: Frames in the first chunk of each part.
         every: Frames in the later chunks.
         sampling_rate: Samples per second of the audio.
@@ -44,20 +47,19 @@ class AudioRenderer:
     def __init__(
         self,
         adapter: SpeechAdapter,
-        prompts: Sequence[Any],
         first: int,
         every: int,
         sampling_rate: int,
         silences: Sequence[NDArray[np.float32]] = (),
     ) -> None:
-        self._adapter, self._prompts, self._first, self._every = adapter, prompts, first, every
+        self._adapter, self._first, self._every = adapter, first, every
         own = adapter.codec.sampling_rate
         self._resampler = None if sampling_rate == own else Resampler(own, sampling_rate)
         self._silences = silences
         self._part = 0
         self._tokens: list[torch.Tensor] = []
         self._sent = 0  # frames of the part
-        self._stream = self._new_stream()
+        self._stream: CodecStream | None = None  # of the part
 
     def push(self, outputs: Sequence[PartTokens], last: bool) -> list[NDArray[np.float32]]:
         """Takes what has been committed since, and returns the audio that is ready, in chunks float32 [channels, n].
@@ -71,8 +73,9 @@ class AudioRenderer:
             for output in outputs:
                 if output.part != self._part:
                     chunks += self._finish_part()
-                    self._part = output.part
-                    self._stream = self._new_stream()
+                    self._part, self._stream = output.part, None
+                if self._stream is None:
+                    self._stream = codec_of_part(self._adapter, output.prompt.part).stream()
                 self._tokens.append(output.tokens)
             chunks += self._finish_part() if last else self._decode(last=False)
         if self._resampler is not None:
@@ -80,7 +83,7 @@ class AudioRenderer:
         return [chunk for chunk in chunks if chunk.shape[-1]]
 
     def _decode(self, last: bool) -> list[NDArray[np.float32]]:
-        if not self._tokens:
+        if self._stream is None:
             return []
         codes = self._adapter.codes(torch.cat(self._tokens))
         new = codes.shape[-1] - self._sent
@@ -92,10 +95,7 @@ class AudioRenderer:
 
     def _finish_part(self) -> list[NDArray[np.float32]]:
         chunks = self._decode(last=True)
-        if self._sent:
+        if self._stream is not None and self._sent:
             chunks.append(self._stream.finish()[0].cpu().numpy())
         self._tokens, self._sent = [], 0
         return chunks + list(self._silences[self._part : self._part + 1])
-
-    def _new_stream(self) -> CodecStream:
-        return codec_of_part(self._adapter, self._prompts[self._part]).stream()

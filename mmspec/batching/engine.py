@@ -369,7 +369,8 @@ class Engine:
     def _output(self, progress: Progress, row: Row) -> RequestOutput:
         assert row.tokens is not None
         new, row.given = row.tokens[row.given :], len(row.tokens)
-        return RequestOutput(progress.request.id, new, False, None, sum(r.calls for r in progress.rows), row.part)
+        calls = sum(r.calls for r in progress.rows)
+        return RequestOutput(progress.request.id, new, False, None, calls, row.part, row.prompt.prompt)
 
     def _continue(self, progress: Progress, row: Row) -> None:
         """Queues the parts of a request that continue a part, once that is finished."""
@@ -401,7 +402,8 @@ class Engine:
         self._forget(progress)
         self._totals.completed += 1
         calls = sum(row.calls for row in rows)
-        return RequestOutput(name, last.tokens[last.given :], True, reason, calls, last.part, result)
+        new = last.tokens[last.given :]
+        return RequestOutput(name, new, True, reason, calls, last.part, last.prompt.prompt, result)
 
     def _fail(self, rows: Sequence[Row], error: Exception) -> list[RequestOutput]:
         """Handles an error in a batch of rows.
@@ -433,7 +435,8 @@ class Engine:
         else:
             self._totals.failed += 1
         calls = sum(row.calls for row in progress.rows)
-        return RequestOutput(progress.request.id, new, True, reason, calls, row.part, None, error)
+        prompt = row.prompt.prompt
+        return RequestOutput(progress.request.id, new, True, reason, calls, row.part, prompt, None, error)
 
     def _forget(self, progress: Progress) -> None:
         progress.done = True

@@ -67,7 +67,7 @@ class SpeechJob:
         reference = read_reference(request.ref_audio, request.ref_text, self.settings)
         self.pipe = pipe if reference is None else pipe.with_reference_audio(*reference)
         prepared = self.pipe.read(request.input, self.voice)
-        self.prepared, self.notes, self.text_parts = prepared, prepared.notes, prepared.parts
+        self.prepared, self.notes = prepared, prepared.notes
         self.format = request.response_format or "mp3"
         self.rate = encoder_rate(self.format, pipe.sampling_rate)
         self.seed = secrets.randbits(62) if request.seed is None else request.seed
@@ -106,7 +106,7 @@ class SpeechJob:
         """
         first = self.request.initial_codec_chunk_frames or FIRST
         every = self.request.codec_chunk_frames or EVERY
-        renderer = AudioRenderer(self.pipe.adapter, self.text_parts, first, every, self.rate)
+        renderer = AudioRenderer(self.pipe.adapter, first, every, self.rate)
         loop, taken = asyncio.get_running_loop(), 0
         encoder = AudioEncoder(self.format, self.rate, self.channels, whole)
 

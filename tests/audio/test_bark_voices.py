@@ -101,6 +101,16 @@ def test_later_parts_go_on_with_the_voice_of_the_first(tmp_path: Path) -> None:
     assert adapter.continue_voice(parts[1], parts[0], first) is parts[1] and parts[0].voice is parts[1].voice
 
 
+def test_a_codec_is_told_how_a_part_goes_on(tmp_path: Path) -> None:
+    """One that depends on the prompt must know the voice, in a call as in a stream."""
+    pipe, seen = load(tmp_path), list[Any]()
+    pipe.adapter.part_codec = lambda part: seen.append(part) or pipe.adapter.codec
+    pipe(LONG, seed=3, temperature=1.0)
+    called, seen[:] = list(seen), []
+    list(pipe.stream(LONG, seed=3, temperature=1.0))
+    assert [part.voice is None for part in called] == [part.voice is None for part in seen] == [True, False]
+
+
 @pytest.mark.parametrize("frames", [5, 16, 40])
 @pytest.mark.parametrize("voice", [None, 12])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
