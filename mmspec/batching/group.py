@@ -197,7 +197,8 @@ def start_group(rows: Sequence[Row], prepared: PreparedBatch, watch: Watch, shar
     """
     recipe = prepared.recipe or rows[0].progress.recipe
     seeds = [row.prompt.seed for row in rows]
-    batch = prepared.batch(recipe, seeds, watch.converted(prepared.tokens))
+    with torch.no_grad():  # draft models may read their prompts here
+        batch = prepared.batch(recipe, seeds, watch.converted(prepared.tokens))
     if shared or streams:
         batch.use(most_steps=STEPS if shared and recipe.info.drafts else 1)
     with torch.inference_mode():
