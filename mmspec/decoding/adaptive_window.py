@@ -232,7 +232,7 @@ class AdaptiveWindow:
         seconds, calls = committed.seconds, committed.calls
         gained = advanced = committed.gain if width > 1 else 1.0
         if committed.together:  # what rows gain alone
-            gained = _expected(committed.accepted / committed.tested, width)
+            gained = _expected(committed.accepted / max(committed.tested, 1), width)
         self._decoded += advanced * calls
         self._passed += gained * calls
         self._spent += advanced * calls if setups() != self._setups else self._in_steps(width, seconds) * calls

@@ -15,8 +15,6 @@ from mmspec.decoding.target import Target, TreeTarget
 from mmspec.decoding.tree_loop import decode_tree
 from mmspec.decoding.window_policy import FixedWindow, WindowPolicy
 from mmspec.errors import ArgumentError, PluginError
-from mmspec.heads.hydra import HydraHeads
-from mmspec.heads.medusa import MedusaHeads
 from mmspec.importing import resolve
 from mmspec.knobs import LARGEST
 from mmspec.recipes import Recipe
@@ -83,11 +81,16 @@ def build_drafter(context: DraftingContext) -> Any:
     if recipe.info.tree and not isinstance(target, TreeTarget):
         raise ArgumentError(f"recipes with a tree are not possible here: {type(target).__name__} reads windows only")
     drafter = resolve(builder)(context)
-    members = ("propose", "observe", "select_rows", "calls", *(["verify"] if recipe.info.tree else []))
+    members = ("propose", "observe", "calls", *(["verify"] if recipe.info.tree else []))
     if missing := [name for name in members if not hasattr(drafter, name)]:
         raise PluginError(
             f"the builder '{builder}' of recipe {recipe.name!r} must return a "
             f"{'TreeDrafter' if recipe.info.tree else 'Drafter'}, not {drafter!r}, which has no {', '.join(missing)}"
+        )
+    if not hasattr(drafter, "ROWS") and hasattr(drafter, "select_rows"):
+        raise PluginError(
+            f"the builder '{builder}' of recipe {recipe.name!r} made a {type(drafter).__name__} with select_rows; name "
+            "its attributes with a value per row in ROWS instead, see docs/adding-a-drafter.md"
         )
     return drafter
 
@@ -135,8 +138,7 @@ def window_policy(
         return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, single_steps=length)
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
-    if isinstance(head, MedusaHeads | HydraHeads):
-        largest = min(largest, head.count + 1)
+    largest = min(largest, getattr(head, "count", LARGEST) + 1)  # Medusa and Hydra heads are so many
     name = str(recipe) if resources.largest_window is None else f"{recipe} up to {largest}"
     key = name, batch_size, any(s.guidance_scale != 1 for s in samplings)
     policy = resources.adaptive_windows.setdefault(key, AdaptiveWindow(largest))

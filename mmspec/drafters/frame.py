@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FrameFeatureTarget
 from mmspec.drafters.first_tokens import FirstTokens
 from mmspec.errors import ModelError
@@ -31,6 +32,9 @@ class FrameRunner:
         sampler: Makes the draft distributions.
     """
 
+    ROWS = ("_sampler",)
+    COUNTS = ("calls",)
+
     def __init__(self, head: FrameHead, target: FrameFeatureTarget, sampler: TokenSampler) -> None:
         self.calls = 0
         self._head, self._target, self._sampler = head, target, sampler
@@ -40,14 +44,6 @@ class FrameRunner:
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         pass
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._sampler.temperature.device))
-
-    def join(self, other: FrameRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._sampler.join(other._sampler, row_ids)
-        self.calls += other.calls
 
     def root(self, state: BatchState) -> Tensor:
         head, size = self._head, self._head.codebooks
@@ -121,3 +117,16 @@ class FrameRunner:
         only = torch.from_numpy(forced).to(logits.device)[:, None, None]
         ids = torch.arange(logits.shape[-1], device=logits.device)
         return torch.where(only < 0, logits, torch.where(ids == only, 0.0, -torch.inf))
+
+
+def build_runner(head: FrameHead, context: DraftingContext, sampler: TokenSampler, depth: int) -> FrameRunner:
+    """See `mmspec.drafters.runners.BuildRunner`.
+
+    Raises:
+        ModelError: If the head is for frames of another size.
+    """
+    target = context.target
+    assert isinstance(target, FrameFeatureTarget)
+    if head.codebooks != target.frame_size:
+        raise ModelError(f"drafter is for frames of {head.codebooks} tokens, and this model's have {target.frame_size}")
+    return FrameRunner(head, target, sampler)

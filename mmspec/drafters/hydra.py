@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget
-from mmspec.drafters.last_feature import LastFeatureRunner
+from mmspec.drafters.last_feature import LastFeatureRunner, refuse_few
 from mmspec.heads.hydra import HydraHeads
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.sampler import TokenSampler
@@ -55,3 +56,14 @@ class HydraRunner(LastFeatureRunner):
         """The logits [B, W, V] of predicted features [R, n, D], entry after entry."""
         every = levels[0] if len(levels) == 1 else torch.cat(levels, dim=1)
         return split_cfg(self._target.head(every), len(every) > self._sampler.rows)
+
+
+def build_runner(heads: HydraHeads, context: DraftingContext, sampler: TokenSampler, depth: int) -> HydraRunner:
+    """See `mmspec.drafters.runners.BuildRunner`.
+
+    Raises:
+        ArgumentError: If there are too few heads.
+    """
+    refuse_few(heads.count, "Hydra", context, depth)
+    assert isinstance(context.target, FeatureTarget)
+    return HydraRunner(heads, context.target, sampler)

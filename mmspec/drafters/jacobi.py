@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,27 +11,18 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
 from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
-from mmspec.drafters.one_step import one_step
-from mmspec.drafters.outer_layers import OuterLayers
-from mmspec.drafters.outer_layers import build as build_outer_layers
-from mmspec.drafters.refresh import Refresh
-from mmspec.drafters.runners import build_runner
-from mmspec.drafters.stand import StandDrafter
-from mmspec.drafters.token_init import repeat_left, repeat_up
 from mmspec.knobs import RUNNERS
 from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.rows import put_host_rows, put_rows
 
 
 class ContinuationDrafter(Protocol):
-    """A drafter that continues given drafts; `calls`, `observe`, `select_rows` as in `mmspec.decoding.loop.Drafter`.
+    """A drafter that continues given drafts; `calls`, `observe` as in `mmspec.decoding.loop.Drafter`.
 
     A draft may depend on the drafts before it; its q is the distribution that it was sampled from given those. A slot
     is tested only if all slots before it were accepted, so that this q gives the exact test.
@@ -57,12 +48,46 @@ class ContinuationDrafter(Protocol):
         """Called after verification, before the batch advances: `state` still ends where the window began."""
         ...
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
+
+class RefreshesDrafts(Protocol):
+    """Couples the first drafts of a window to a draft network; see `mmspec.drafters.refresh`."""
+
+    @property
+    def calls(self) -> int:
+        """Calls of the network."""
         ...
 
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """Takes in the rows of another drafter; see `mmspec.decoding.loop.JoinableDrafter`."""
+    def refresh(
+        self, state: BatchState, tokens: Tensor, q: Tensor, reused: NDArray[np.int64], draws: WindowRNG
+    ) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+        """The drafts with their q, and how many of each row are not new."""
+        ...
+
+    def observe(self, verdict: Verdict, state: BatchState) -> None:
+        """Called after verification."""
+        ...
+
+
+class CouplesToLayers(Protocol):
+    """Couples the rejected part of a window to a few layers of the target; see `mmspec.drafters.outer_layers`."""
+
+    calls: int
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it does so without waiting for a device."""
+        ...
+
+    def couple(
+        self, verdict: Verdict, tokens: Tensor, coupling: Coupling, state: BatchState, draws: WindowRNG
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens and their q."""
+        ...
+
+    def couple_ahead(
+        self, verdict: Verdict, tokens: Tensor, coupling: Coupling, state: BatchState, draws: WindowRNG
+    ) -> tuple[Tensor, Tensor] | None:
+        """As `couple`, on a device; None if that is not possible."""
         ...
 
 
@@ -81,13 +106,15 @@ class Jacobi:
             the target distributions of the window. Requires a coupling.
     """
 
+    ROWS = ("_continuation", "_refresh", "_outer_layers", "_offset", "_tokens", "_q")
+
     def __init__(
         self,
         continuation: ContinuationDrafter,
         coupling: Coupling | None,
         vocab_size: int,
-        refresh: Refresh | None = None,
-        outer_layers: OuterLayers | None = None,
+        refresh: RefreshesDrafts | None = None,
+        outer_layers: CouplesToLayers | None = None,
     ) -> None:
         self._continuation = continuation
         self._coupling = coupling
@@ -105,7 +132,7 @@ class Jacobi:
                 self._kernel = continuation.kernel
             elif isinstance(continuation, ColumnInitDrafter):
                 self._kernel = continuation.kernel if outer_layers is None else None
-            elif coupling is None and isinstance(continuation, StandDrafter):
+            elif coupling is None and isinstance(continuation, WindowKernel):
                 self._kernel = continuation
         self._accepted, self._p = self._offset, torch.empty(0)
 
@@ -167,31 +194,16 @@ class Jacobi:
         verdict.coupled = tokens
         return self._kernel.draft(state, following, verdict.p, tokens, q, verdict.accepted)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._continuation.select_rows(row_ids)
-        if self._refresh is not None:
-            self._refresh.select_rows(row_ids)
-        if self._outer_layers is not None:
-            self._outer_layers.select_rows(row_ids)
-        self._offset = self._offset[row_ids]
-        self._accepted = self._offset - 1
-        if self._tokens is not None and self._q is not None:
-            self._tokens, self._q = self._tokens[row_ids], self._q[row_ids]
-
-    def join(self, other: Jacobi, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._continuation.join(other._continuation, row_ids, state, other_state)
-        if self._refresh is not None and other._refresh is not None:
-            self._refresh.join(other._refresh, row_ids, state, other_state)
-        if self._outer_layers is not None and other._outer_layers is not None:
-            self._outer_layers.join(other._outer_layers, row_ids)
+    def before_join(self, other: Jacobi, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
         width = max(0 if one._tokens is None else one._tokens.shape[1] for one in (self, other))
-        ours = self._reusable(width, state), other._reusable(width, other_state)
-        (tokens, q, offset), (new_tokens, new_q, new_offset) = ours
-        self._offset = put_host_rows(offset, new_offset, row_ids)
+        for one, its_state in ((self, state), (other, other_state)):
+            tokens, q, one._offset = one._reusable(width, its_state)
+            one._tokens, one._q = (tokens, q) if width else (None, None)
+
+    def after_move(self) -> None:
+        """See `mmspec.decoding.rows.Part`."""
         self._accepted = self._offset - 1
-        if width:
-            self._tokens, self._q = put_rows(tokens, new_tokens, row_ids), put_rows(q, new_q, row_ids)
 
     def _reusable(self, width: int, state: BatchState) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
         """Tokens, q and offset of the previous window, moved to the end of one of `width` slots."""
@@ -256,6 +268,9 @@ def build(context: DraftingContext) -> Jacobi:
     knobs, resources = context.recipe.knobs, context.resources
     coupling, start = COUPLINGS[str(knobs.get("coupling", "fresh"))], str(knobs["start"])
     if start in RUNNERS:
+        from mmspec.drafters.chain import ChainDrafter
+        from mmspec.drafters.runners import build_runner
+
         chain = ChainDrafter(build_runner(context, start), context.target.device)
         return Jacobi(chain, coupling, context.target.vocab_size)
     if start == "auto":
@@ -263,8 +278,13 @@ def build(context: DraftingContext) -> Jacobi:
         start = "table" if has_table else "up" if context.layout.width else "left"
     refresh = outer_layers = None
     if (network := str(knobs["refresh"])) == "outer":
+        from mmspec.drafters.outer_layers import build as build_outer_layers
+
         outer_layers = build_outer_layers(context)
     elif network != "none":
+        from mmspec.drafters.refresh import Refresh
+        from mmspec.drafters.runners import build_runner
+
         weight = None if knobs["weight"] == "auto" else float(knobs["weight"])
         runner = build_runner(context, network)
         refresh = Refresh(runner, int(knobs["refreshed"]), weight, context.target.device)
@@ -288,7 +308,7 @@ def build_stand(context: DraftingContext) -> Jacobi:
 
 def build_one_step(context: DraftingContext) -> Jacobi:
     """Builds the drafter of the recipe `one-step`."""
-    return Jacobi(one_step(context), None, context.target.vocab_size)
+    return Jacobi(_continuation(context, "one-step"), None, context.target.vocab_size)
 
 
 def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
@@ -296,8 +316,13 @@ def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     if name == "table" and context.resources.continuation is not None:
         return context.resources.continuation()
     if name == "one-step":
+        from mmspec.drafters.one_step import one_step
+
         return one_step(context)
     if name == "stand":
+        from mmspec.drafters.stand import StandDrafter
+        from mmspec.drafters.token_init import repeat_left, repeat_up
+
         above = repeat_up if context.layout.width else repeat_left
         return StandDrafter(context.batch_size, context.target.vocab_size, above, context.target.device)
     return InitDrafter(token_init(context, name), forcing_frames(context.target))

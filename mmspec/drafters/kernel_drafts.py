@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from mmspec.sampling.rng import INIT, WindowRNG
 LONGEST = 256  # positions of a window, whose drafts one program holds
 
 
+@runtime_checkable
 class WindowKernel(Protocol):
     """Drafts a whole window in one launch, as `mmspec.drafters.jacobi.Jacobi` and its continuation do in torch."""
 

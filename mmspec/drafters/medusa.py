@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget
-from mmspec.drafters.last_feature import LastFeatureRunner
+from mmspec.drafters.last_feature import LastFeatureRunner, refuse_few
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.mirrored import on_device
@@ -46,3 +47,14 @@ class MedusaRunner(LastFeatureRunner):
             index = on_device(np.concatenate([np.broadcast_to(depth, tokens.shape)] * factor), self._logits.device)
             logits = self._logits.gather(1, index[..., None].expand(-1, -1, vocab_size))
         return self._sampler.nodes(state, tokens, tree, first, split_cfg(logits, factor > 1))
+
+
+def build_runner(heads: MedusaHeads, context: DraftingContext, sampler: TokenSampler, depth: int) -> MedusaRunner:
+    """See `mmspec.drafters.runners.BuildRunner`.
+
+    Raises:
+        ArgumentError: If there are too few heads.
+    """
+    refuse_few(heads.count, "Medusa", context, depth)
+    assert isinstance(context.target, FeatureTarget)
+    return MedusaRunner(heads, context.target, sampler)

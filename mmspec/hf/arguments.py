@@ -219,6 +219,6 @@ def read_request(
         # A repetition penalty changes logits one by one; it needs all only where guidance mixes log-probabilities.
         all_logits=any(type(p) is not RepetitionPenalty or guidance is not None for p in processors),
         config=config,
-        inputs={name: value for name, value in inputs.items() if name not in SET_BY_DECODING},
+        inputs={name: value for name, value in inputs.items() if name not in (*SET_BY_DECODING, "position_ids")},
         given=dropped_arguments(model).given,
     )

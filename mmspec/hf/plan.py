@@ -113,7 +113,8 @@ def refuse_inputs(model: Any, request: PlanRequest, *known: str) -> None:
     Raises:
         ArgumentError: If there is another input, such as an image; see `mmspec.hf.prepared_inputs`.
     """
-    refuse_unknown_inputs(model, request.inputs, known, request.given, request.mask)
+    inputs = {**request.inputs, "position_ids": request.position_ids}
+    refuse_unknown_inputs(model, inputs, known, request.given, request.mask)
 
 
 def refuse_guidance(model: Any, request: PlanRequest) -> None:

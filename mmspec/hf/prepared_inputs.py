@@ -18,7 +18,7 @@ from mmspec.hf.cache_name import NAMES
 from mmspec.versions import comparison
 
 # Inputs that decoding reads or sets itself, for every model.
-SET_BY_DECODING = ("attention_mask", "position_ids", *NAMES, "use_cache", "logits_to_keep", "return_dict")
+SET_BY_DECODING = ("attention_mask", *NAMES, "use_cache", "logits_to_keep", "return_dict")
 LOWEST = -1e4  # what is added to the score of a hidden slot, at most
 
 
@@ -46,6 +46,8 @@ def refuse_unknown_inputs(
     mask = inputs.get("attention_mask") if mask is None else mask
     for name, value in inputs.items():
         if name in known or name in SET_BY_DECODING or is_nothing(value):
+            continue
+        if name == "position_ids" and counts_tokens(value, mask):
             continue
         encoded = name == "mm_encoder_outputs"  # what transformers makes of the images of a prompt
         if given is None or name in given or encoded:
@@ -89,20 +91,36 @@ def is_of_the_loop(value: Any, mask: Tensor | None = None) -> bool:
     if isinstance(value, dict):  # masks by kind of layer
         return all(is_of_the_loop(each, mask) for each in value.values())
     if isinstance(value, Tensor):
-        return _is_mask(value) or _counts(value, mask)
+        return _is_mask(value, mask) or _counts(value, mask)
     return is_nothing(value) or is_cache(value) or isinstance(value, bool | int | BlockMask)
 
 
-def _is_mask(value: Tensor) -> bool:
-    """Whether a tensor is a mask: True and False, 1 and 0, or [R, 1, W, end] that is added to attention scores."""
-    if value.is_floating_point():
-        return value.ndim == 4 and value.shape[1] == 1 and bool(((value == 0) | (value <= LOWEST)).all())
-    return value.dtype == torch.bool or bool(((value == 0) | (value == 1)).all())
+def counts_tokens(value: Any, mask: Tensor | None) -> bool:
+    """Whether position ids are those that decoding sets: they count the tokens of each prompt from 0."""
+    if not isinstance(value, Tensor) or value.is_floating_point() or not value.ndim:
+        return False
+    shown = torch.ones_like(value, dtype=torch.bool) if mask is None else (mask != 0).to(value.device)
+    if value.shape[-1] != shown.shape[-1]:
+        return False
+    return bool(((value == shown.long().cumsum(-1) - 1) | ~shown).all())
+
+
+def _is_mask(value: Tensor, mask: Tensor | None) -> bool:
+    """Whether a tensor is a mask of attention: [R, 1, W, end], or that of the prompts, or one that says nothing."""
+    if value.ndim == 4:
+        added = value.is_floating_point() and bool(((value == 0) | (value <= LOWEST)).all())
+        return value.shape[1] == 1 and (added or value.dtype == torch.bool)
+    if value.is_floating_point() or value.is_complex():
+        return False
+    same = mask is not None and mask.shape == value.shape and bool(((mask != 0).to(value.device) == (value != 0)).all())
+    return bool(((value == 0) | (value == 1)).all()) and (same or bool((value == value.flatten()[:1]).all()))
 
 
 def _counts(value: Tensor, mask: Tensor | None) -> bool:
     """Whether a tensor holds positions: integers that stay, or grow by 1, along the prompts."""
-    if value.is_floating_point() or value.is_complex() or not value.ndim:
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.ndim:
+        return False
+    if mask is not None and value.shape[-1] != mask.shape[-1]:
         return False
     steps = value.diff(dim=-1)
     padding = torch.zeros_like(steps, dtype=torch.bool)

@@ -114,7 +114,7 @@ def test_a_block_reads_the_features_before_its_anchor(
         runners.append(RecordingRunner(*arguments))
         return runners[0]
 
-    monkeypatch.setattr("mmspec.drafters.runners.BlockRunner", new_runner)
+    monkeypatch.setattr("mmspec.drafters.block.BlockRunner", new_runner)
     run(tiny_target(gpt), parse(recipe), Layout(SIDE**2, SIDE), [sampling], [7], DraftResources(heads={"block": head}))
     sampler = TokenSampler([sampling], None, gpt.device)
     assert len(runners[0].recorded) > 3

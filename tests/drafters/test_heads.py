@@ -108,7 +108,7 @@ def test_a_head_reads_the_same_in_decoding_as_in_training(recipe: str, monkeypat
         runners.append(RecordingRunner(*arguments))
         return runners[0]
 
-    monkeypatch.setattr("mmspec.drafters.runners.EagleRunner", new_runner)
+    monkeypatch.setattr("mmspec.drafters.eagle.EagleRunner", new_runner)
     target, layout = tiny_target(gpt, 1), Layout(SIDE**2, SIDE)
     run(target, parse(recipe), layout, [sampling], [7], DraftResources(heads={"eagle": head}))
     sampler = TokenSampler([sampling], None, gpt.device)
@@ -174,7 +174,7 @@ def test_medusa_heads_read_the_feature_of_the_last_token(recipe: str, monkeypatc
                 assert torch.allclose(q[b, 0], p[0, 0], atol=1e-6), tokens
             return q
 
-    monkeypatch.setattr("mmspec.drafters.runners.MedusaRunner", Recorded)
+    monkeypatch.setattr("mmspec.drafters.medusa.MedusaRunner", Recorded)
     settings = SamplingParams(guidance_scale=1.5)
     sampler, target = TokenSampler([settings], None, torch.device("cpu")), ToyTarget(1, 3, 7, 0, guided=True)
     layout = Layout(7)  # rows advance at their own pace, and end at different calls

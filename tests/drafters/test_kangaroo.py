@@ -51,7 +51,7 @@ def test_an_adapter_reads_the_same_in_decoding_as_in_training(
             calls.append((rows, super().root(state)))
             return calls[-1][1]
 
-    monkeypatch.setattr("mmspec.drafters.runners.KangarooRunner", Recorded)
+    monkeypatch.setattr("mmspec.drafters.kangaroo.KangarooRunner", Recorded)
     resources = DraftResources(heads={"kangaroo": adapter})
     run(make(), parse("kangaroo:window=3"), Layout(N), [SETTING] * 2, [1, 2], resources)
     sampler = TokenSampler([SETTING] * 2, None, torch.device("cpu"))

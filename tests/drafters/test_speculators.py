@@ -135,7 +135,7 @@ def test_a_prompt_is_read_without_its_padding(monkeypatch: pytest.MonkeyPatch) -
             firsts.append(q := super().root(state))
             return q
 
-    monkeypatch.setattr("mmspec.drafters.runners.BlockRunner", RecordingRunner)
+    monkeypatch.setattr("mmspec.drafters.block.BlockRunner", RecordingRunner)
 
     def first(prompts: list[list[int]]) -> Tensor:
         width = max(map(len, prompts))

@@ -47,6 +47,9 @@ PREPARED: dict[str, tuple[Callable[[], Any], bool]] = {
     "positions": (lambda: torch.arange(6), True),
     "positions without padding": (lambda: POSITIONS, True),
     "positions along three axes": (lambda: POSITIONS.expand(3, -1, -1), True),
+    "marks of a part": (lambda: (IDS > 6).long(), False),
+    "bool marks of a part": (lambda: IDS > 6, False),
+    "a grid": (lambda: torch.tensor([[1, 2, 2]]), False),
     "pixels": (lambda: torch.rand(2, 3, 4, 4), False),
     "features": (lambda: {"image": torch.rand(2, 5)}, False),
     "ids": (lambda: IDS * 7, False),
@@ -146,3 +149,17 @@ def test_an_argument_that_generate_no_longer_has_is_an_error(monkeypatch: pytest
     monkeypatch.setattr(caller, "LOCALS", (*LOCALS, "listener"))
     with pytest.raises(ArgumentError, match=r"^transformers' generate has no listener, which mmspec reads; "):
         call(tiny_speech.flat())
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_positions_of_the_caller_are_followed_or_refused(kind: str) -> None:
+    model = MODELS[kind]()
+    usual = (MASK.cumsum(1) - 1).clamp(min=0)
+    assert torch.equal(call(model, position_ids=usual), call(model))
+    other = usual.flip(1)
+    if kind == "csm":
+        with pytest.raises(ArgumentError, match="^position_ids is not supported by mmspec for Csm"):
+            call(model, position_ids=other)
+    else:
+        own = model.generate(IDS, **CALL, position_ids=other, use_cache=True)
+        assert torch.equal(call(model, position_ids=other), own)

@@ -68,7 +68,7 @@ class CoarseStage:
         return logits_size(model.lm_head)
 
     def plan(self, model: Any, request: PlanRequest) -> Plan:
-        refuse_inputs(model, request)
+        refuse_inputs(model, request, "position_ids")
         refuse_guidance(model, request)
         generation_length(model, request)
         plan = shared_vocabulary_plan(model, BarkLayers(model), model.input_embeds_layer, model.lm_head, request)

@@ -29,7 +29,7 @@ def plan(model: Any, request: PlanRequest) -> Plan:
 
     `prefix_allowed_tokens_fn` defines the layout, see `StreamFormat`; without it, all ids are allowed everywhere.
     """
-    refuse_inputs(model, request)
+    refuse_inputs(model, request, "position_ids")
     refuse_backbone(model, request.input_ids.shape[1] + request.length)
     return shared_vocabulary_plan(model, decoder_of(model), model.get_input_embeddings(), model.lm_head, request)
 

@@ -136,7 +136,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     config = copy.copy(call.config)
     config.output_hidden_states = False  # the model asks for them only because it reads the frames from there
     refuse_modes(config, inputs, embeds=True)
-    refuse_unknown_inputs(talker, inputs, INPUTS, {})
+    refuse_unknown_inputs(talker, inputs, (*INPUTS, "position_ids"), {})
     if call.draft_model is not None:
         raise ArgumentError(
             "draft_model is not possible for Qwen3-Omni, whose prompt consists of the talker's own embeddings"

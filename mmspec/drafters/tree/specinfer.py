@@ -25,9 +25,6 @@ from mmspec.decoding.tree_loop import TreeVerification
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
-from mmspec.heads.hydra import HydraHeads
-from mmspec.heads.medusa import MedusaHeads
-from mmspec.heads.prompt import PromptTokens
 from mmspec.knobs import LARGEST, branches
 from mmspec.sampling.k_seq import verify_drafts
 from mmspec.sampling.rejection import sample
@@ -165,9 +162,7 @@ def branching_of(context: DraftingContext) -> Branching:
     if not recipe.auto_branch:
         return FixedBranching(branches(str(recipe.knobs["branch"])))
     head = resources.heads.get(recipe.info.runner)
-    deepest = (
-        min(recipe.depth, head.count) if isinstance(head, MedusaHeads | HydraHeads | PromptTokens) else recipe.depth
-    )
+    deepest = min(recipe.depth, getattr(head, "count", recipe.depth))
     key = str(recipe), context.batch_size, any(s.guidance_scale != 1 for s in context.samplings)
     policy = resources.adaptive_windows.setdefault(key, AdaptiveBranching(LARGEST - 1, deepest))
     assert isinstance(policy, AdaptiveBranching)

@@ -29,7 +29,7 @@ def plan(model: Any, request: PlanRequest) -> Plan:
     `prefix_allowed_tokens_fn` sets the layout of the image, see `ImageConstraint`. Without it the codes of images are
     forbidden, as in the model's own generate.
     """
-    refuse_inputs(model, request)
+    refuse_inputs(model, request, "position_ids")
     result = shared_vocabulary_plan(model, model.model, model.get_input_embeddings(), model.lm_head, request)
     codes = model.model.vocabulary_mapping.image_tokens
     if request.allowed is not None or not codes:

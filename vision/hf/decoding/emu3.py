@@ -14,5 +14,5 @@ def vocab_size(model: Any) -> int:
 
 def plan(model: Any, request: PlanRequest) -> Plan:
     """How a request is decoded. `prefix_allowed_tokens_fn` sets the lines; negative prompts may have another length."""
-    refuse_inputs(model, request)
+    refuse_inputs(model, request, "position_ids")
     return shared_vocabulary_plan(model, model.model.text_model, model.get_input_embeddings(), model.lm_head, request)

@@ -17,9 +17,10 @@ def vocab_size(model: Any) -> int:
 
 def plan(model: Any, request: PlanRequest) -> Plan:
     """How a request is decoded. The model computes the position ids, from `image_grid_thw` and `images_per_sample`."""
-    refuse_inputs(model, request, "image_grid_thw", "images_per_sample")
-    refuse_guidance(model, request)
     grids = request.inputs.get("image_grid_thw")
+    known = ("image_grid_thw", "images_per_sample", *(("position_ids",) if grids is None else ()))
+    refuse_inputs(model, request, *known)
+    refuse_guidance(model, request)
     if (request.config.num_return_sequences or 1) > 1 and grids is not None:
         # transformers repeats each grid on its own, which mixes the grids of different samples.
         raise ArgumentError("num_return_sequences is not supported for GLM-Image; give the prompt several times")

@@ -25,7 +25,7 @@ def plan(model: Any, request: PlanRequest) -> Plan:
     Raises:
         ArgumentError: If prompt and new tokens exceed the positions of the model.
     """
-    refuse_inputs(model, request)
+    refuse_inputs(model, request, "position_ids")
     longest = model.config.n_positions + 1
     if request.input_ids.shape[1] + request.length > longest:
         raise ArgumentError(

@@ -24,7 +24,7 @@ def plan(model: Any, request: PlanRequest) -> Plan:
     Raises:
         ArgumentError: If a prompt does not end with the mark of an image's codes.
     """
-    refuse_inputs(model, request)
+    refuse_inputs(model, request, "position_ids")
     first, codes = int(model.config.vocab_size), int(model.config.image_vocab_size)
     if not bool((request.input_ids[:, -1] >= first).all()):
         raise ArgumentError(
