@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
 
-from mmspec.decoding.assembly import NO_RESOURCES
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.decoding.window_policy import WindowPolicy
-from mmspec.recipes import Recipe
 
 
 class ClosedBatch(ABC):
@@ -71,24 +67,3 @@ class ClosedBatch(ABC):
     def join(self, other: object) -> NoReturn:
         """Not possible."""
         raise AssertionError("no rows join this batch")
-
-
-@dataclass(frozen=True)
-class PreparedClosed:
-    """Rows of a `ClosedBatch` that are ready to be decoded; a `mmspec.batching.request.PreparedBatch`.
-
-    Attributes:
-        make: Makes the batch from the seeds of the rows and what to show.
-        resources: None for drafters.
-        recipe: None: requests keep their recipes.
-        tokens: See `mmspec.batching.request.PreparedBatch`.
-    """
-
-    make: Callable[[Sequence[int], Watch], ClosedBatch]
-    resources: DraftResources = NO_RESOURCES
-    recipe: Recipe | None = None
-    tokens: Callable[[torch.Tensor], torch.Tensor] | None = None
-
-    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> ClosedBatch:
-        """The batch, before its first call. Entropies are not measured."""
-        return self.make(seeds, watch)

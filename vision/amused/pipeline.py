@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
 from mmspec.arguments import check_integer, check_number, one_text, shown, text_list
+from mmspec.batching.closed import PreparedClosed
 from mmspec.batching.request import PreparedRequest, RowPrompt
-from mmspec.decoding.closed_batch import PreparedClosed
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords

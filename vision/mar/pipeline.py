@@ -15,11 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.arguments import check_integer, check_number, shown
+from mmspec.batching.closed import PreparedClosed
 from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.continuous.prepared import PreparedLatents, build_latent_rule
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.closed_batch import PreparedClosed
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Step

@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.arguments import check_flag, check_integer, check_number, shown
+from mmspec.batching.closed import PreparedClosed
 from mmspec.batching.request import PreparedRequest, RowPrompt
-from mmspec.decoding.closed_batch import PreparedClosed
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_unknown_keywords

@@ -16,7 +16,7 @@ from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.bark.parts import BarkPart, BarkVoice
 from mmspec.audio.models.bark.stages import BarkBatch, stage_defaults
 from mmspec.audio.text import split_text
-from mmspec.decoding.closed_batch import PreparedClosed
+from mmspec.batching.closed import PreparedClosed
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

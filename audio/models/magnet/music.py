@@ -19,7 +19,7 @@ from mmspec.audio.codecs.audiocraft import read_encodec
 from mmspec.audio.models.magnet.checkpoint import CODEC_FILE, read_magnet, read_package
 from mmspec.audio.models.magnet.model import MagnetTransformer
 from mmspec.audio.models.magnet.process import LAST_GUIDANCE, MagnetProcess, SpanSchedule
-from mmspec.decoding.closed_batch import PreparedClosed
+from mmspec.batching.closed import PreparedClosed
 from mmspec.decoding.step import Watch
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hf.folder import folder_of, load_model, read_tokenizer
