@@ -12,7 +12,7 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import ends_sentence
 from mmspec.batching.request import PreparedBatch
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

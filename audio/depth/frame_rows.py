@@ -13,7 +13,7 @@ from mmspec.audio.depth.frame_windows import NO_HEADS, PreparedFrameWindows, fra
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Watch
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 
 

@@ -37,7 +37,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.decoding.target import cache_bytes
 from mmspec.errors import ArgumentError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device, part, upload

@@ -27,7 +27,7 @@ from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mmspec.drafters.masked import MaskedModel
     from mmspec.drafters.ngram import Table
     from mmspec.drafters.one_step import WholeImages
-    from mmspec.heads.checkpoint import Head
+    from mmspec.heads.head import Head
     from mmspec.recipes import Recipe
 
 

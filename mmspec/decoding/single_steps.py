@@ -14,13 +14,14 @@ from mmspec.decoding.ahead import parts_ahead
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.rows import Kept, select_rows
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
 from mmspec.sampling.mirrored import upload
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
-    from mmspec.decoding.loop import Observer, OnStep
+    from mmspec.decoding.loop import Observer
 
 NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a step without drafts
 # Rows that have finished stay in the batch until one in so many has: dropping rows copies the KV cache of the others.

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.heads.attention import Attention, KeysValues, repeat_kv
 from mmspec.heads.draft_vocabulary import register_vocabulary
+from mmspec.heads.head import Head
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes
 from mmspec.heads.layers import norm as normed
 from mmspec.heads.markov import MarkovHead
@@ -38,7 +38,7 @@ class BlockLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(dim, eps=eps)
 
 
-class BlockHead(nn.Module, PyTorchModelHubMixin):
+class BlockHead(Head):
     """A block head.
 
     The feature that token i was sampled from has slot `prefix + i`, token i itself slot `prefix + i + 1`.

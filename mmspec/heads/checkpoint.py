@@ -15,21 +15,11 @@ from mmspec.checkpoint import building, check_tensors, sizes_of
 from mmspec.documents import read_object
 from mmspec.errors import ModelError
 from mmspec.heads.block import BlockHead
-from mmspec.heads.datastore import Datastore
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.heads.exit_adapter import ExitAdapter
-from mmspec.heads.frame import FrameHead
-from mmspec.heads.grid import GridHead
-from mmspec.heads.hydra import HydraHeads
-from mmspec.heads.judge import Judge
-from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.head import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary, cut_to_codes
 from mmspec.heads.mtp import MTPHead, has_mtp, mtp_arguments, mtp_tensors
-from mmspec.heads.one_step import OneStepHead
-from mmspec.heads.outer import OuterHead
-from mmspec.heads.prompt import PromptTokens
-from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.heads.speculators import (
     block_arguments,
     check_vocabulary,
@@ -39,25 +29,25 @@ from mmspec.heads.speculators import (
     is_eagle3,
     vocabulary_of,
 )
+from mmspec.importing import resolve
 
-Head = (
-    EagleHead
-    | Eagle3Head
-    | MTPHead
-    | MedusaHeads
-    | HydraHeads
-    | BlockHead
-    | GridHead
-    | FrameHead
-    | ExitAdapter
-    | Datastore
-    | Judge
-    | SkippedLayers
-    | PromptTokens
-    | OneStepHead
-    | OuterHead
+# By a key that the configuration of no other head has, in the order of the questions: the class, "module:attribute".
+SAVED_HEADS = (
+    ("medusa_num_heads", "mmspec.heads.medusa:MedusaHeads"),
+    ("mtp_qk_norm", "mmspec.heads.mtp:MTPHead"),
+    ("hydra_num_heads", "mmspec.heads.hydra:HydraHeads"),
+    ("exit_layer", "mmspec.heads.exit_adapter:ExitAdapter"),
+    ("judge_metric", "mmspec.heads.judge:Judge"),
+    ("datastore_size", "mmspec.heads.datastore:Datastore"),
+    ("prompt_tokens", "mmspec.heads.prompt:PromptTokens"),
+    ("one_step_layers", "mmspec.heads.one_step:OneStepHead"),
+    ("change_layers", "mmspec.heads.outer:OuterHead"),
+    ("skipped_layers", "mmspec.heads.skipped_layers:SkippedLayers"),
+    ("block_size", "mmspec.heads.block:BlockHead"),
+    ("grid_width", "mmspec.heads.grid:GridHead"),
+    ("codebooks", "mmspec.heads.frame:FrameHead"),
+    ("norm_output", "mmspec.heads.eagle3:Eagle3Head"),
 )
-
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # `input_type` of a LANTERN drafter for LlamaGen names the stage, which fixes the tokens per image side. Its features
 # are shifted by one against its 120 prompt slots.
@@ -65,7 +55,7 @@ _GRID_SIZES = {"t2i": 16, "t2i2": 32}
 _LLAMAGEN_PREFIX = 119
 
 
-def load_head(folder: str | Path, embedding: Tensor | None = None, merged: MergedVocabulary | None = None) -> Head:
+def load_head(folder: str | Path, embedding: Tensor | None = None, merged: MergedVocabulary | None = None) -> Any:
     """Loads a draft head from a folder with `config.json` and `model.safetensors` or `pytorch_model.bin`.
 
     Reads folders written by `save_pretrained`; folders of the package `speculators` and EAGLE-3 heads of AngelSlim, see
@@ -106,9 +96,9 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
             unused = ("d2t", "t2d", *(["lm_head.weight"] if isinstance(head, BlockHead) else []))
             tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
     check_tensors(what, tensors, head)
-    if isinstance(head, Datastore) and bool((tensors["tokens"] >= head.vocab_size).any()):
+    if head.kind == "retrieval" and bool((tensors["tokens"] >= head.vocab_size).any()):
         raise ModelError(f"drafter {str(folder)!r} holds tokens outside of its vocabulary of {head.vocab_size}")
-    if isinstance(head, SkippedLayers) and sorted({*tensors["order"].tolist()} - set(range(head.layers))):
+    if head.kind == "swift" and sorted({*tensors["order"].tolist()} - set(range(head.layers))):
         raise ModelError(f"drafter {str(folder)!r} skips layers that a model of {head.layers} layers does not have")
     head.load_state_dict(tensors, assign=True)
     return head.float().eval()
@@ -116,7 +106,7 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
 
 def head_arguments(
     folder: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> tuple[type[Head], Mapping[str, Any]]:
+) -> tuple[type[Any], Mapping[str, Any]]:
     """The class of a head, and its arguments, from its configuration.
 
     Raises:
@@ -133,34 +123,9 @@ def head_arguments(
             f"drafter {folder!r} is of the kind {shown(algorithm)} of speculators; mmspec reads eagle3, dflash and "
             "dspark"
         )
-    if "medusa_num_heads" in config:
-        return MedusaHeads, config
-    if "mtp_qk_norm" in config:
-        return MTPHead, config
-    if "hydra_num_heads" in config:
-        return HydraHeads, config
-    if "exit_layer" in config:
-        return ExitAdapter, config
-    if "judge_metric" in config:
-        return Judge, config
-    if "datastore_size" in config:
-        return Datastore, config
-    if "prompt_tokens" in config:
-        return PromptTokens, config
-    if "one_step_layers" in config:
-        return OneStepHead, config
-    if "change_layers" in config:
-        return OuterHead, config
-    if "skipped_layers" in config:
-        return SkippedLayers, config
-    if "block_size" in config:
-        return BlockHead, config
-    if "grid_width" in config:
-        return GridHead, config
-    if "codebooks" in config:
-        return FrameHead, config
-    if "norm_output" in config:
-        return Eagle3Head, config
+    for key, where in SAVED_HEADS:
+        if key in config:
+            return resolve(where), config
     return EagleHead, eagle_arguments(config, tensors)
 
 

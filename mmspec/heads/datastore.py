@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
+
+from mmspec.heads.head import Head
 
 DEPTH = 8  # neighbors of a context
 
@@ -41,7 +42,7 @@ class ContextIndex:
         return self._tokens[low:high], len(context)
 
 
-class Datastore(nn.Module, PyTorchModelHubMixin):
+class Datastore(Head):
     """Token sequences of a model.
 
     Args:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
 from mmspec.heads.attention import KeysValues, unroll
+from mmspec.heads.head import Head
 from mmspec.heads.layers import MLP, check_sizes, norm
 from mmspec.heads.rotary import Rotary, rotary_sizes
 
@@ -66,7 +66,7 @@ class Layer(nn.Module):
         return x + self.mlp(norm(self.post_attention_layernorm, x))
 
 
-class EagleHead(nn.Module, PyTorchModelHubMixin):
+class EagleHead(Head):
     """An EAGLE head.
 
     Token i of the sequence has slot `prefix + i`.

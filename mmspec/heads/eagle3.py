@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.attention import Attention, KeysValues, unroll
 from mmspec.heads.draft_vocabulary import expand, register_vocabulary
+from mmspec.heads.head import Head
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes, norm
 from mmspec.heads.rotary import MAX_POSITIONS, Rotary, rotary_sizes
 
@@ -58,7 +58,7 @@ class Eagle3Layer(nn.Module):
         return x + self.mlp(norm(self.post_attention_layernorm, x))
 
 
-class Eagle3Head(nn.Module, PyTorchModelHubMixin):
+class Eagle3Head(Head):
     """An EAGLE-3 head. Recipes that draft with an EAGLE head, such as `eagle` and `eagle-2`, run it too.
 
     Token i of the sequence has slot `prefix + i`, as in `mmspec.heads.eagle.EagleHead`.

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
 from mmspec.heads.attention import KeysValues
 from mmspec.heads.eagle import Layer
+from mmspec.heads.head import Head
 from mmspec.heads.layers import check_sizes
 from mmspec.heads.rotary import Rotary, rotary_sizes
 
 
-class ExitAdapter(nn.Module, PyTorchModelHubMixin):
+class ExitAdapter(Head):
     """An adapter on the features of an early exit. Token i has slot i; the prompt is not read.
 
     Args:

@@ -9,13 +9,13 @@ a draft of a frame needs neither the backbone nor the depth decoder.
 from __future__ import annotations
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from mmspec.heads.head import Head
 from mmspec.heads.layers import MLP, check_sizes, norm
 
 
-class FrameHead(nn.Module, PyTorchModelHubMixin):
+class FrameHead(Head):
     """A frame head.
 
     Args:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from mmspec.heads.head import Head
 from mmspec.heads.layers import check_sizes
 from mmspec.heads.rotary import MAX_GRID
 
 
-class GridHead(nn.Module, PyTorchModelHubMixin):
+class GridHead(Head):
     """A grid head.
 
     Args:

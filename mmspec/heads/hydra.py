@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from mmspec.heads.head import Head
 from mmspec.heads.layers import check_sizes, norm
 
 
-class HydraHeads(nn.Module, PyTorchModelHubMixin):
+class HydraHeads(Head):
     """Hydra heads on the target's last feature and the tokens since then.
 
     Args:

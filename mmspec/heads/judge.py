@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from mmspec.heads.head import Head
 
-class Judge(nn.Module, PyTorchModelHubMixin):
+
+class Judge(Head):
     """The probability that a draft leads to an output that a metric calls equal.
 
     Args:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from mmspec.heads.head import Head
 
-class MedusaHeads(nn.Module, PyTorchModelHubMixin):
+
+class MedusaHeads(Head):
     """Medusa heads on the target's last feature.
 
     Args:

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.arguments import shown
 from mmspec.errors import ModelError
 from mmspec.heads.attention import Attention, KeysValues, unroll
+from mmspec.heads.head import Head
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes, norm
 from mmspec.heads.rotary import Rotary, rotary_sizes
 from mmspec.heads.speculators import FULL, layer_arguments
@@ -34,7 +34,7 @@ _QWEN = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": 
 _VITA = {"mtp_embed_norms.0": "enorm", "mtp_hidden_norms.0": "hnorm", "mtp_projs.0": "eh_proj", "model.norm": "norm"}
 
 
-class MTPHead(nn.Module, PyTorchModelHubMixin):
+class MTPHead(Head):
     """An MTP module. Token i of the sequence has slot `prefix + i`, as in `mmspec.heads.eagle.EagleHead`.
 
     Args:

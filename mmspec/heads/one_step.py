@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from mmspec.heads.head import Head
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes
 from mmspec.heads.layers import norm as normed
 
@@ -40,7 +40,7 @@ class OneStepLayer(nn.Module):
         return out
 
 
-class OneStepHead(nn.Module, PyTorchModelHubMixin):
+class OneStepHead(Head):
     """A one-step generator on the target's last feature.
 
     The noise of a place becomes the mean embedding of the tokens that it may pick, softmax(prior + noise), where the

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
+from mmspec.heads.head import Head
 from mmspec.heads.layers import check_sizes
 
 REACH = 128  # distances that attention tells apart; greater ones count as this
@@ -56,7 +56,7 @@ class ChangeLayer(nn.Module):
         return change + self.down_proj(F.silu(self.gate_proj(z)) * self.up_proj(change))
 
 
-class OuterHead(nn.Module, PyTorchModelHubMixin):
+class OuterHead(Head):
     """An outer head.
 
     Args:

@@ -9,13 +9,13 @@ a prompt token, whose logits are averaged, are left out.
 from __future__ import annotations
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from mmspec.heads.head import Head
 from mmspec.heads.layers import check_sizes
 
 
-class PromptTokens(nn.Module, PyTorchModelHubMixin):
+class PromptTokens(Head):
     """The embeddings of prompt tokens.
 
     Args:

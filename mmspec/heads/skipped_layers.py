@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
-from torch import Tensor, nn
+from torch import Tensor
+
+from mmspec.heads.head import Head
 
 
-class SkippedLayers(nn.Module, PyTorchModelHubMixin):
+class SkippedLayers(Head):
     """The layers of a model in the order in which they are skipped.
 
     Args:

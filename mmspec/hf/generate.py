@@ -20,7 +20,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.hf.adapters import GenerateAdapter, adapter_of
 from mmspec.hf.allowed_tokens import confirm
 from mmspec.hf.arguments import (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.arguments import check_callback, check_flag, shown
 from mmspec.errors import ArgumentError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 
 
 def check_options(draft_model: Any, table: Any, heads: Any, on_step: Any, measure_entropy: Any) -> None:

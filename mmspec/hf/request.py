@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.decoding.step import OnStep
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mmspec.codebook import Codebook
-    from mmspec.heads.checkpoint import Head
+    from mmspec.heads.head import Head
     from mmspec.sampling.acceptance import Accept
 
 

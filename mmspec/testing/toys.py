@@ -23,7 +23,6 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.drafters.ngram import NGramTable
 from mmspec.heads.block import BlockHead
-from mmspec.heads.checkpoint import Head
 from mmspec.heads.datastore import Datastore
 from mmspec.heads.draft_vocabulary import restrict
 from mmspec.heads.eagle import EagleHead
@@ -31,6 +30,7 @@ from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
+from mmspec.heads.head import Head
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.judge import Judge
 from mmspec.heads.medusa import MedusaHeads

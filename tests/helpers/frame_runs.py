@@ -10,7 +10,7 @@ from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
 from mmspec.audio.depth.frame_windows import NO_HEADS
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.step import OnStep
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 
 

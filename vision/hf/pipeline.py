@@ -21,7 +21,8 @@ from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
-from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
+from mmspec.heads.checkpoint import load_head, load_heads, save_heads
+from mmspec.heads.head import Head
 from mmspec.hf.generate import GenerateJob, prepare, salted
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, on_device, parse

@@ -23,7 +23,7 @@ from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.documents import read_object
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.heads.checkpoint import Head, check_fits_model, load_head
+from mmspec.heads.head import Head
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
@@ -306,6 +306,8 @@ class LlamaGenGenerator:
         Raises:
             ModelError: If the folder does not contain a drafter, or one for another model.
         """
+        from mmspec.heads.checkpoint import check_fits_model, load_head
+
         folder = Path(folder)
         if read_object(folder / "config.json").get("_class_name") == self.transformer.saved_as:
             check_component(type(self.transformer), folder, self.transformer.saved_as)

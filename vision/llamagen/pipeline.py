@@ -7,7 +7,7 @@ from typing import Any
 
 from diffusers import DiffusionPipeline, ModelMixin
 
-from mmspec.heads.checkpoint import Head, load_heads, save_heads
+from mmspec.heads.head import Head
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.llamagen.components import check_codes
 from mmspec.vision.llamagen.generation import LlamaGenGenerator
@@ -79,11 +79,15 @@ class LlamaGenPipeline(DiffusionPipeline, LlamaGenGenerator):
         self.heads: dict[str, Head] = {}
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        from mmspec.heads.checkpoint import save_heads
+
         super().save_pretrained(save_directory, *args, **kwargs)
         save_heads(self.heads, Path(save_directory))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> LlamaGenPipeline:
+        from mmspec.heads.checkpoint import load_heads
+
         folder = Path(pretrained_model_name_or_path)
         kwargs["dtype"] = component_dtypes(folder, kwargs.get("dtype"), "transformer", "vqvae")
         pipe: LlamaGenPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)

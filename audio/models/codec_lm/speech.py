@@ -21,7 +21,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.hf.folder import BUFFERS
 from mmspec.recipes import Recipe

@@ -24,7 +24,7 @@ from mmspec.audio.draft_model import check_draft
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.cache_name import cache_input
 from mmspec.hf.caller import dropped_arguments

@@ -24,7 +24,7 @@ from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.batching.request import PreparedBatch
 from mmspec.errors import ArgumentError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 

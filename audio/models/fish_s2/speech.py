@@ -26,7 +26,7 @@ from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.batching.request import PreparedBatch
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

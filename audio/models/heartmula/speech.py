@@ -23,7 +23,7 @@ from mmspec.audio.published_folder import PublishedFolder
 from mmspec.batching.request import PreparedBatch
 from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.hf.folder import read_json
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

@@ -27,7 +27,7 @@ from mmspec.audio.models.moss_tts.message import (
 )
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.batching.request import PreparedBatch
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

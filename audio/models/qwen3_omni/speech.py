@@ -24,7 +24,7 @@ from mmspec.audio.talker_call import Question, call_talker
 from mmspec.batching.request import PreparedBatch
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.hf.arguments import read_processors
 from mmspec.hf.causal_target import Prompt
 from mmspec.hf.plan import position_ids_of

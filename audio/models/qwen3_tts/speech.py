@@ -40,7 +40,7 @@ from mmspec.audio.text import split_text
 from mmspec.batching.request import PreparedBatch
 from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.hf.folder import LOAD_ERRORS, read_json
 from mmspec.hub import current_access
 from mmspec.recipes import Recipe
