@@ -13,6 +13,7 @@ from torch import Tensor
 from mmspec.arguments import shown
 from mmspec.audio.resampling import resample
 from mmspec.errors import ArgumentError
+from mmspec.media.audio import check_samples, to_audio
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class ReferenceAudio:
     """A melody or a voice, as a waveform.
 
     Attributes:
-        audio: float32 [channels, samples] in -1..1.
+        audio: float32 [channels, samples] in -1..1; other arrays and tensors are converted, see
+            `mmspec.media.audio.to_audio`.
         sampling_rate: Samples per second.
         transcript: The words spoken in it, or None.
 
@@ -33,9 +35,9 @@ class ReferenceAudio:
     transcript: str | None = None
 
     def __post_init__(self) -> None:
-        shape = list(np.shape(self.audio))
-        if len(shape) != 2 or not shape[0] or not shape[1] or not np.isfinite(self.audio).all():
-            raise ArgumentError(f"audio has shape {shape}; it must be [channels, samples], of finite numbers")
+        if getattr(self.audio, "ndim", 2) == 1:
+            raise ArgumentError(f"audio has shape {list(self.audio.shape)}; it must be [channels, samples]")
+        object.__setattr__(self, "audio", check_samples(to_audio(self.audio, "audio"), "audio"))
         rate: Any = self.sampling_rate
         transcript: Any = self.transcript
         if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)) or rate < 1:
@@ -49,7 +51,7 @@ class ReferenceAudio:
         Raises:
             ArgumentError: If it cannot be resampled, see `mmspec.audio.resampling.Resampler`.
         """
-        mixed = np.asarray(self.audio, dtype=np.float32).mean(0, keepdims=True)
+        mixed = self.audio.mean(0, keepdims=True)
         return torch.from_numpy(np.ascontiguousarray(resample(mixed, self.sampling_rate, sampling_rate)[0]))
 
     def require_transcript(self, model: str) -> str:

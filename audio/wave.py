@@ -1,21 +1,18 @@
-"""Audio files: reading within bounds, and writing in the formats of libsndfile, at once or in chunks."""
+"""Writes audio files in the formats of libsndfile, at once or in chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmspec import limits
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 
-MAX_CHANNELS = 8
 _BLOCK = 65536  # samples at a time
 
 
@@ -72,41 +69,6 @@ def check_format(path: Path, sampling_rate: int | None = None) -> AudioFormat:
             f"--sampling-rate on the command line, to one of {', '.join(map(str, found.rates))}"
         )
     return found
-
-
-def read_audio(path: Path) -> tuple[NDArray[np.float32], int]:
-    """The samples of an audio file, float32 [channels, samples] in -1..1, and its sampling rate.
-
-    The header is read first, and no more than `limits.VOICE_SECONDS` is read, whatever the header says.
-
-    Raises:
-        ArgumentError: For a missing file, an unknown format, a file without samples, longer than `limits.VOICE_SECONDS`
-            or with more than `MAX_CHANNELS`, or with samples that are not finite.
-    """
-    import soundfile
-
-    if not path.is_file():
-        state = "is not a file" if path.exists() else "does not exist"
-        raise ArgumentError(f"'{path}' {state}; name an audio file, such as WAV or FLAC")
-    try:
-        with soundfile.SoundFile(path) as file:
-            rate, channels, most = file.samplerate, file.channels, file.samplerate * limits.VOICE_SECONDS.value
-            if channels > MAX_CHANNELS:
-                raise ArgumentError(f"'{path}' has {channels} channels; at most {MAX_CHANNELS} are allowed")
-            limits.VOICE_SECONDS.check(f"'{path}'", ceil(file.frames / rate))
-            blocks, samples = list[NDArray[np.float32]](), 0
-            while samples <= most and len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
-                blocks.append(block)
-                samples += len(block)
-    except (soundfile.LibsndfileError, OSError, TypeError) as error:  # TypeError: a .raw file needs a sampling rate
-        raise ArgumentError(f"cannot read '{path}': {error}") from error
-    limits.VOICE_SECONDS.check(f"'{path}'", ceil(samples / rate))
-    if not samples:
-        raise ArgumentError(f"'{path}' contains no samples")
-    audio = np.concatenate(blocks).T
-    if not np.isfinite(audio).all():
-        raise ArgumentError(f"'{path}' has samples that are not finite numbers")
-    return audio, int(rate)
 
 
 def write_audio(audio: NDArray[np.float32], sampling_rate: int, path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
+from mmspec.media.text import prompt_lines, read_text
 
 BUILTIN = (
     "a red circle above a blue square",
@@ -86,10 +88,11 @@ def read_prompts(source: str, limit: int | None = None, builtin: Sequence[str] =
     if source == "builtin":
         return list(builtin[:limit])
     try:
-        lines = Path(source).read_text(encoding="utf-8").splitlines()
+        prompts = [line for _, line in prompt_lines(StringIO(read_text(Path(source), "--prompts")))]
+    except ArgumentError:
+        raise
     except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character
         raise ArgumentError(f"--prompts: cannot read '{source}': {error}") from error
-    prompts = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not prompts:
         raise ArgumentError(f"--prompts: '{source}' holds no prompt")
     for prompt in prompts[:limit]:

@@ -15,6 +15,7 @@
 | `cmmd` | images | CMMD to the reference, needs weights of CLIP |
 | `fid`, `kid`, `is` | images | the standard definitions, need weights of Inception |
 | `wer`, `cer` | speech | word and character error rate by Whisper; `wer@spoken` by the embedded recognizer |
+| `wer-basic`, `cer-basic` | speech | the same of languages other than English |
 | `speaker` | speech | cosine of WavLM's voice embeddings to the reference recording of the prompt, or the only one |
 | `mcd` | audio | mel-cepstral distortion to the reference recording of the same prompt; needs no weights |
 | `stft` | audio | multi-resolution STFT distance to a reference recording of the same length; needs no weights |
@@ -68,6 +69,8 @@ METRICS: Mapping[str, str] = {
     "wer": "mmspec.metrics.audio.word_error_rate:WER",
     "wer@EXTRACTOR": "mmspec.metrics.audio.word_error_rate:WordErrorRate",
     "cer": "mmspec.metrics.audio.word_error_rate:CER",
+    "wer-basic": "mmspec.metrics.audio.word_error_rate:WER_BASIC",
+    "cer-basic": "mmspec.metrics.audio.word_error_rate:CER_BASIC",
     "cer@EXTRACTOR": "mmspec.metrics.audio.word_error_rate:CharacterErrorRate",
     "speaker": "mmspec.metrics.audio.speaker:SPEAKER",
     "dnsmos": "mmspec.metrics.audio.dnsmos:DNSMOS",

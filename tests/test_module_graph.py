@@ -41,6 +41,7 @@ LAYERS = (
         "mmspec.versions",
     ),
     ("mmspec.documents", "mmspec.locks"),
+    ("mmspec.media",),
     ("mmspec.kernels",),
     ("mmspec.sampling",),
     ("mmspec.codebook",),

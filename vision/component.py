@@ -88,7 +88,7 @@ class Component(nn.Module):
         """
         folder = Path(folder)
         try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = json.loads((folder / "config.json").read_bytes())
             module = cls(**{name: value for name, value in config.items() if not name.startswith("_")}).to(dtype)
             module.load_state_dict(load_file(folder / WEIGHTS_NAME))
         except (OSError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from mmspec.errors import ArgumentError
+from mmspec.media.listing import list_files
 
 
 def component_dtypes(folder: Path, dtype: Any, model: str, decoder: str) -> Any:
@@ -35,7 +36,7 @@ def component_dtypes(folder: Path, dtype: Any, model: str, decoder: str) -> Any:
 
 def stored_dtype(folder: Path) -> torch.dtype:
     """The dtype of the first tensor of numbers in a component's files; float32 if there are no safetensors."""
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in list_files(folder, (".safetensors",)):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                 if (found := tensors.get_slice(name)[:0].dtype).is_floating_point:

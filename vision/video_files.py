@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from io import BytesIO
 from itertools import repeat
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-from PIL import Image, ImageSequence
+from PIL import Image
 
 from mmspec import limits
 from mmspec.arguments import shown
@@ -21,9 +20,9 @@ from mmspec.documents import one_line
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 from mmspec.importing import install_extra
+from mmspec.media.images import MOVING_SUFFIXES, open_image, read_image, rgb_frames
+from mmspec.media.listing import list_files
 
-# What Pillow reads, moving or not.
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 # What can be written; the first needs the extra.
 VIDEOS = (".mp4", ".webp", ".gif")
 FASTEST_GIF = 100  # frames per second
@@ -34,8 +33,8 @@ def last_frames(path: Path, count: int) -> list[Image.Image]:
     """The last frames of a video, at most `count`, in order.
 
     Args:
-        path: An image, moving or not; a folder of images, which are frames in the order of their names; or, with the
-            extra `video`, a video file that FFmpeg reads.
+        path: An image, moving or not; a folder of images, which are frames in the natural order of their names; or,
+            with the extra `video`, a video file that FFmpeg reads.
         count: How many, at least 1.
 
     Raises:
@@ -43,14 +42,13 @@ def last_frames(path: Path, count: int) -> list[Image.Image]:
             `limits.PIXELS`, or the extra is missing.
     """
     if path.is_dir():
-        files = sorted(each for each in path.iterdir() if each.suffix.lower() in IMAGES)
-        frames = [last_frames(each, 1)[0] for each in files[-count:]]
+        files = list_files(path, MOVING_SUFFIXES)
+        frames = [Image.fromarray(read_image(each)) for each in files[-count:]]
     elif not path.is_file():
         raise ArgumentError(f"{shown(str(path))} is not a readable video (no such file)")
     else:
-        with _readable(path):
-            read = _pillow(path, count) if path.suffix.lower() in IMAGES else _ffmpeg(path)
-            frames = list(deque(read, maxlen=count))
+        read = _pillow if path.suffix.lower() in MOVING_SUFFIXES else _ffmpeg
+        frames = list(deque(read(path, count), maxlen=count))
     if not frames:
         raise ArgumentError(f"{shown(str(path))} has no frames")
     if len({frame.size for frame in frames}) > 1:
@@ -106,45 +104,38 @@ def require_video(path: Path) -> ModuleType:
     except ImportError:
         raise ArgumentError(
             f"{shown(str(path))} needs the extra `video` ({install_extra('video')}); without it "
-            f"{', '.join(IMAGES)} are read and {', '.join(VIDEOS[1:])} are written"
+            f"{', '.join(MOVING_SUFFIXES)} are read and {', '.join(VIDEOS[1:])} are written"
         ) from None
     return av
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ArgumentError:
-        raise
-    # A damaged PNG is a SyntaxError; errors of PyAV are OSErrors or ValueErrors, too.
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise ArgumentError(f"{shown(str(path))} is not a readable video ({one_line(error)})") from error
 
 
 def _pillow(path: Path, count: int) -> Iterable[Image.Image]:
     """At least the last `count` frames, if there are as many; not more than these are in memory at a time."""
     frames, unit = deque[tuple[Image.Image, float]](maxlen=count), inf
-    with Image.open(path, formats=("PNG", "JPEG", "WEBP", "GIF")) as image:
-        limits.PIXELS.check(f"'{path}'", image.width * image.height)
-        for frame in ImageSequence.Iterator(image):
-            pixels = frame.convert("RGB")
-            duration = frame.info.get("duration", 0)  # known once the frame is decoded
+    with open_image(path) as image:
+        for frame, duration in rgb_frames(image, shown(str(path))):
             unit = min(unit, duration) if duration > 0 else unit
-            frames.append((pixels, duration))
+            frames.append((frame, duration))
     # Equal frames in a row are stored as one that stays longer. Those that stay about as long as the shortest are one
     # frame: of 30 per second, some stay for 33 and some for 34 milliseconds.
     for frame, duration in frames:
         yield from repeat(frame, min(max(int(duration // unit), 1), MOST_REPEATS))
 
 
-def _ffmpeg(path: Path) -> Iterable[Image.Image]:
-    with require_video(path).open(str(path)) as container:
-        if not container.streams.video:
-            raise ArgumentError(f"{shown(str(path))} has no video stream")
-        for frame in container.decode(video=0):
-            limits.PIXELS.check(f"'{path}'", frame.width * frame.height)
-            yield Image.fromarray(frame.to_ndarray(format="rgb24"))
+def _ffmpeg(path: Path, count: int) -> Iterable[Image.Image]:
+    """All frames, upright; their number is known at the end."""
+    try:
+        with require_video(path).open(str(path)) as container:
+            if not container.streams.video:
+                raise ArgumentError(f"{shown(str(path))} has no video stream")
+            for frame in container.decode(video=0):
+                limits.PIXELS.check(f"'{path}'", frame.width * frame.height)
+                pixels = frame.to_ndarray(format="rgb24")
+                yield Image.fromarray(np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90))))
+    except ArgumentError:
+        raise
+    except (OSError, ValueError, EOFError) as error:  # errors of PyAV are OSErrors or ValueErrors
+        raise ArgumentError(f"{shown(str(path))} is not a readable video ({one_line(error)})") from error
 
 
 def _write_mp4(frames: Sequence[Image.Image], buffer: BytesIO, fps: float) -> None:

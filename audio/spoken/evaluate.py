@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 from PIL import Image
 
 import mmspec
@@ -28,6 +27,8 @@ from mmspec.audio.spoken.config import RECIPE, SAMPLING_RATE, SEED_EVAL
 from mmspec.audio.spoken.recognizer import embedded_recognizer, merge_homophones
 from mmspec.audio.spoken.sentences import sentences
 from mmspec.audio.wave import write_audio
+from mmspec.limits import AUDIO_SECONDS
+from mmspec.media.audio import read_audio
 from mmspec.metrics.audio.word_error_rate import edits
 from mmspec.metrics.bootstrap import Index, bootstrap
 
@@ -64,8 +65,8 @@ def evaluate_recipe(pipe: SpeechPipeline, recipe: str, texts: list[str]) -> dict
             calls += outputs.stats.tokens / outputs.stats.tokens_per_call
             for output in outputs:
                 write_audio(output.audio, output.sampling_rate, path)
-                audio, rate = soundfile.read(path, dtype="float32")
-                transcripts.append(embedded_recognizer().transcribe(audio, rate))
+                audio, rate = read_audio(path, AUDIO_SECONDS)
+                transcripts.append(embedded_recognizer().transcribe(audio[0], rate))
                 peaks.append(float(np.abs(audio).max()))
                 levels.append(float(audio.std()))
                 seconds += output.seconds

@@ -1,19 +1,28 @@
-"""Word and character error rate of the transcripts of a speech recognizer."""
+"""Word and character error rate of the transcripts of a speech recognizer.
+
+Both texts are normalized before they are compared, see `mmspec.metrics.audio.text_normalizers`.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
-from mmspec.errors import ArgumentError, unknown_name
+from mmspec.errors import ArgumentError, PromptError, unknown_name
+from mmspec.metrics.audio.text_normalizers import basic, english
 from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.extractors.audio import SpeechRecognizer
 from mmspec.metrics.extractors.registry import SPEECH_RECOGNIZERS
 from mmspec.metrics.metric import Groups, Metric, Rows, SampleBatch
 from mmspec.metrics.shares import ratio_of
+
+Normalizer = Literal["english", "basic", "plain"]
+"""How texts are written: by `mmspec.metrics.audio.text_normalizers`, or by `normalize`."""
 
 
 def word_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
@@ -73,6 +82,8 @@ class ErrorRate(Metric):
     Args:
         name: The metric's name.
         recognizer: The recognizer's name.
+        normalizer: How both texts are written before they are compared; results name it. None is `english` for Whisper,
+            and `plain` for the embedded recognizer, whose transcripts are words.
 
     Raises:
         UnknownNameError: If no speech recognizer has that name.
@@ -83,11 +94,13 @@ class ErrorRate(Metric):
     higher_is_better = False
     is_share = True
 
-    def __init__(self, name: str, recognizer: str) -> None:
+    def __init__(self, name: str, recognizer: str, normalizer: Normalizer | None = None) -> None:
         super().__init__(name)
         if recognizer not in SPEECH_RECOGNIZERS:
             raise unknown_name("extractor", recognizer, SPEECH_RECOGNIZERS)
         self.extractor = recognizer
+        self.normalizer: Normalizer = normalizer or ("plain" if recognizer == "spoken" else "english")
+        self.variant = "" if self.normalizer == "plain" else f"{self.normalizer} normalizer"
 
     @abstractmethod
     def split(self, text: str) -> Sequence[str]:
@@ -100,13 +113,28 @@ class ErrorRate(Metric):
                 f"error rates by {' and '.join(sorted(recognizers))} cannot be combined; name one of them"
             )
 
+    def check_prompts(self, prompts: Sequence[str], weights: Mapping[str, str]) -> None:
+        for prompt in prompts if self.normalizer == "english" else ():
+            letters = [letter for letter in prompt if letter.isalpha()]
+            if sum("LATIN" in unicodedata.name(letter, "") for letter in letters) * 2 < len(letters):
+                raise PromptError(
+                    f"prompt={prompt[:120]!r} is not in Latin letters, and metric {self.name!r} normalizes English; "
+                    "use wer-basic or cer-basic"
+                )
+
     def extract(self, samples: SampleBatch, extractor: SpeechRecognizer) -> Rows:
         """Edits and units of the prompt, [2] per sample."""
         rows = []
+        normalizer = self._normalizer(extractor)
         for transcript, prompt in zip(samples.transcripts(extractor), samples.prompts, strict=True):
-            reference = self.split(normalize(extractor.expected(prompt)))
-            rows.append(np.array([edits(self.split(normalize(transcript)), reference), len(reference)], np.float64))
+            reference = self.split(normalizer(extractor.expected(prompt)))
+            rows.append(np.array([edits(self.split(normalizer(transcript)), reference), len(reference)], np.float64))
         return rows
+
+    def _normalizer(self, extractor: SpeechRecognizer) -> Callable[[str], str]:
+        if self.normalizer == "english":
+            return english(getattr(extractor, "spellings", {}))
+        return basic() if self.normalizer == "basic" else normalize
 
     def measure(self, rows: Rows, reference: None, groups: Groups = None) -> Estimate:
         wrong, total = np.stack(rows).T
@@ -122,10 +150,11 @@ class WordErrorRate(ErrorRate):
     Args:
         recognizer: The recognizer's name.
         name: None is `wer@` and the recognizer's name.
+        normalizer: See `ErrorRate`.
     """
 
-    def __init__(self, recognizer: str, name: str | None = None) -> None:
-        super().__init__(name or f"wer@{recognizer}", recognizer)
+    def __init__(self, recognizer: str, name: str | None = None, normalizer: Normalizer | None = None) -> None:
+        super().__init__(name or f"wer@{recognizer}", recognizer, normalizer)
 
     def split(self, text: str) -> Sequence[str]:
         return text.split()
@@ -137,10 +166,11 @@ class CharacterErrorRate(ErrorRate):
     Args:
         recognizer: The recognizer's name.
         name: None is `cer@` and the recognizer's name.
+        normalizer: See `ErrorRate`.
     """
 
-    def __init__(self, recognizer: str, name: str | None = None) -> None:
-        super().__init__(name or f"cer@{recognizer}", recognizer)
+    def __init__(self, recognizer: str, name: str | None = None, normalizer: Normalizer | None = None) -> None:
+        super().__init__(name or f"cer@{recognizer}", recognizer, normalizer)
 
     def split(self, text: str) -> Sequence[str]:
         return text
@@ -148,3 +178,5 @@ class CharacterErrorRate(ErrorRate):
 
 WER = WordErrorRate("whisper", "wer")
 CER = CharacterErrorRate("whisper", "cer")
+WER_BASIC = WordErrorRate("whisper", "wer-basic", "basic")
+CER_BASIC = CharacterErrorRate("whisper", "cer-basic", "basic")

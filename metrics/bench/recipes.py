@@ -23,8 +23,7 @@ from typing import Any
 from mmspec.decoding.stats import Stats
 from mmspec.metrics.bench.pipe import Pipe
 from mmspec.recipes import Recipe, parse
-from mmspec.testing.exactness import ExactnessResult
-from mmspec.testing.latents import LatentExactnessResult
+from mmspec.testing.exactness import Verdict
 
 BASELINE = "plain"
 
@@ -147,7 +146,7 @@ def bench(
     prompts: Sequence[str],
     recipes: Sequence[Recipe],
     *,
-    gate: Callable[[Recipe], ExactnessResult | LatentExactnessResult],
+    gate: Callable[[Recipe], Verdict],
     batches: Sequence[int] = (1,),
     repeats: int = 3,
     seed: int = 0,

@@ -25,8 +25,7 @@ from mmspec.metrics.evaluation.speed import Speed, speed_of
 from mmspec.metrics.metric import Groups, Metric
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.exactness import ExactnessResult
-from mmspec.testing.latents import LatentExactnessResult
+from mmspec.testing.exactness import Verdict
 
 
 @dataclass(frozen=True)
@@ -193,9 +192,7 @@ def finished_part(evaluation: Evaluation, folder: Path) -> Evaluation:
         ) from error
 
 
-def measure_samples(
-    evaluation: Evaluation, folder: Path, gate: Callable[[Recipe], ExactnessResult | LatentExactnessResult]
-) -> EvaluationResult | None:
+def measure_samples(evaluation: Evaluation, folder: Path, gate: Callable[[Recipe], Verdict]) -> EvaluationResult | None:
     """Measures the samples of an evaluation, which are all finished.
 
     Features are extracted after all samples are generated, so that a metric can be added to existing results. Each
@@ -311,7 +308,7 @@ def _estimates(
 
 def _verify(
     recipes: Sequence[str],
-    gate: Callable[[Recipe], ExactnessResult | LatentExactnessResult],
+    gate: Callable[[Recipe], Verdict],
     processes: ProcessGroup,
 ) -> dict[str, bool | None]:
     """Whether recipes passed the exactness check, each process checking its shard; None for relaxed ones."""

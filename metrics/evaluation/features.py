@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec import limits
 from mmspec.errors import ArgumentError
-from mmspec.metrics.evaluation.media import is_audio, open_image, read_audio, read_image
+from mmspec.media.images import read_image
+from mmspec.metrics.evaluation.media import is_audio, read_waveform
 from mmspec.metrics.extractors.extractor import identity
-from mmspec.metrics.extractors.image import stack_images
+from mmspec.metrics.extractors.image import naming, stack_images
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import NOUNS, Metric, SampleBatch
 
@@ -41,9 +41,10 @@ class FeaturePipeline:
                 self._extractors[key] = metric.load_extractor(weights, device)
 
     def identity(self, metric: Metric) -> str:
-        """Name and fingerprint of the metric's extractor, "" if it has none or the extractor has no fingerprint."""
+        """Name and fingerprint of the metric's extractor, if it has these, and the metric's variant."""
         extractor: Any = self._extractors.get(_key(metric))
-        return identity(extractor) if hasattr(extractor, "fingerprint") else ""
+        named = identity(extractor) if hasattr(extractor, "fingerprint") else ""
+        return ", ".join(filter(None, (named, metric.variant)))
 
     def extract(
         self, paths: Sequence[Path], prompts: Sequence[str] | None, metrics: Sequence[Metric] | None = None
@@ -56,7 +57,8 @@ class FeaturePipeline:
             metrics: Compute only the rows of these; None is all.
 
         Raises:
-            ArgumentError: If a file cannot be read, images differ in size, or a metric is of the other kind.
+            ArgumentError: If a file cannot be read, an image has a size that an extractor does not read, or a metric is
+                of the other kind.
         """
         if not paths:
             return {}
@@ -64,9 +66,12 @@ class FeaturePipeline:
         chosen = self.metrics if metrics is None else [metric for metric in metrics if not metric.statistic]
         by_column = {metric.column: metric for metric in chosen if prompts is not None or not metric.needs_prompts}
         columns: Columns = {column: [] for column in by_column}
+        first: tuple[int, ...] | None = None
         for samples in _batches(paths, prompts) if by_column else ():
+            first = first or samples.images.shape[1:]
             for column, metric in by_column.items():
-                rows = metric.extract(samples, self._extractors[_key(metric)])
+                with naming(repr(str(samples.paths[0])), samples.images, first):
+                    rows = metric.extract(samples, self._extractors[_key(metric)])
                 if len(rows) != len(samples.paths):
                     raise ArgumentError(
                         f"metric {metric.name!r} returned {len(rows)} rows for {len(samples.paths)} samples; "
@@ -93,22 +98,15 @@ def _key(metric: Metric) -> str:
 
 
 def _batches(paths: Sequence[Path], prompts: Sequence[str] | None) -> Iterator[SampleBatch]:
-    """The decoded files, a few at a time."""
-    size = _BATCH if is_audio(paths[0]) else _batch_of(paths[0])
-    chunks = [
-        (paths[first : first + size], None if prompts is None else prompts[first : first + size])
-        for first in range(0, len(paths), size)
-    ]
+    """The decoded files, a few at a time, images of one size."""
     if is_audio(paths[0]):
-        for files, texts in chunks:
-            yield SampleBatch(files, texts, audio=[read_audio(path) for path in files])
+        for first in range(0, len(paths), _BATCH):
+            files = paths[first : first + _BATCH]
+            texts = None if prompts is None else prompts[first : first + _BATCH]
+            yield SampleBatch(files, texts, audio=[read_waveform(path) for path in files])
         return
-    stacks = stack_images(map(read_image, paths), size, list(map(str, paths)))
-    for (files, texts), images in zip(chunks, stacks, strict=True):
-        yield SampleBatch(files, texts, images=images)
-
-
-def _batch_of(path: Path) -> int:
-    """Images per batch, fewer of large ones, so that a batch has no more pixels than the largest image allowed."""
-    with open_image(path) as image:
-        return max(1, min(_BATCH, limits.PIXELS.value // (image.width * image.height)))
+    first = 0
+    for images in stack_images(map(read_image, paths), _BATCH, list(map(str, paths))):
+        last = first + len(images)
+        yield SampleBatch(paths[first:last], None if prompts is None else prompts[first:last], images=images)
+        first = last

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmspec.errors import ArgumentError
+from mmspec.media.images import open_image
+from mmspec.media.listing import list_folders
 from mmspec.metrics.evaluation.evaluate import reference_from
 from mmspec.metrics.evaluation.features import FeaturePipeline
-from mmspec.metrics.evaluation.media import check_readable, is_audio, list_media, open_image
+from mmspec.metrics.evaluation.media import check_readable, is_audio, list_media
 from mmspec.metrics.evaluation.quality import Quality, compare, find_metrics
 from mmspec.metrics.reference import load_reference
 
@@ -75,6 +77,9 @@ def measure_folders(
     skipped = [reason for reasons in broken for reason in reasons if reason]
     if skipped and strict:
         raise ArgumentError(f"{skipped[0]}; {len(skipped)} of {sum(map(len, listed))} files are unreadable")
+    for folder in folders:
+        if inner := list_folders(folder):
+            skipped.append(f"'{folder}' has folders, such as '{inner[0].name}', whose files are not measured")
     lost = {i for reasons in broken for i, reason in enumerate(reasons) if reason} if paired else set()
     features = FeaturePipeline(metrics, weights or {}, device)
     tables = []

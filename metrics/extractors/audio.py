@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mmspec.media.audio import to_audio
 from mmspec.metrics.extractors.extractor import NamedExtractor
 from mmspec.metrics.features import Features
 
@@ -17,12 +18,20 @@ class Waveform:
     """A recording with one channel.
 
     Attributes:
-        wave: float64 [T] in -1..1.
+        wave: float64 [T] in -1..1; other arrays are converted by their type, and their channels mixed, see
+            `mmspec.media.audio.to_audio`.
         rate: Samples per second.
+
+    Raises:
+        ArgumentError: For an array that is not audio.
     """
 
     wave: Features
     rate: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.wave, np.ndarray) or self.wave.dtype != np.float64 or self.wave.ndim != 1:
+            object.__setattr__(self, "wave", to_audio(self.wave, "wave").astype(np.float64).mean(0))
 
     @property
     def seconds(self) -> float:

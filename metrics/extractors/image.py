@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmspec import limits
 from mmspec.errors import ArgumentError
 from mmspec.metrics.extractors.extractor import NamedExtractor
 from mmspec.metrics.features import Features
@@ -30,38 +32,57 @@ def extract(
 
     Args:
         extractor: Called with up to `batch` images.
-        images: All of one size.
-        batch: Images per call.
+        images: Of any sizes; images that follow each other are in one call if they have one size.
+        batch: Images per call, fewer of large ones.
         names: Names of the images, for messages; None numbers them.
 
     Raises:
-        ArgumentError: If there are no images, or one has another shape or type than the first.
+        ArgumentError: If there are no images, or one has another shape or type, or a size that the extractor does not
+            read.
     """
-    parts = [extractor(stack) for stack in stack_images(images, batch, names)]
+    parts: list[Features] = []
+    first: tuple[int, ...] | None = None
+    for stack in stack_images(images, batch, names):
+        count = sum(map(len, parts))
+        first = first or stack.shape[1:]
+        with naming(str(count) if names is None else repr(names[count]), stack, first):
+            parts.append(extractor(stack))
     if not parts:
         raise ArgumentError("images is empty; there must be at least one")
     return np.concatenate(parts)
 
 
+@contextmanager
+def naming(name: str, images: Images, first: tuple[int, ...]) -> Iterator[None]:
+    """Names the image of which an extractor raises, where it has another size than the first of all."""
+    try:
+        yield
+    except ArgumentError as error:
+        if images.shape[1:] == first:
+            raise
+        raise ArgumentError(
+            f"image {name} is {images.dtype} {list(images.shape[1:])}; all must be of a size that is read, "
+            f"the first is {list(first)}: {error}"
+        ) from None
+
+
 def stack_images(images: Iterable[Images], batch: int, names: Sequence[str] | None = None) -> Iterator[Images]:
-    """Batches uint8 [B, H, W, 3] of images uint8 [H, W, 3].
+    """Batches uint8 [B, H, W, 3] of images uint8 [H, W, 3], each of one size.
+
+    A batch has no more pixels than the largest image allowed, `limits.PIXELS`.
 
     Raises:
-        ArgumentError: If an image has another shape or type than the first.
+        ArgumentError: If an image has another shape or type.
     """
     waiting: list[Images] = []
-    shape: tuple[int, ...] | None = None
     for i, image in enumerate(images):
-        shape = image.shape if shape is None else shape
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape != shape or image.shape[2] != 3:
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
             name = str(i) if names is None else repr(names[i])
-            raise ArgumentError(
-                f"image {name} is {image.dtype} {list(image.shape)}; all must be uint8 [H, W, 3] of one size, "
-                f"the first is {list(shape)}"
-            )
-        waiting.append(image)
-        if len(waiting) == batch:
+            raise ArgumentError(f"image {name} is {image.dtype} {list(image.shape)}; all must be uint8 [H, W, 3]")
+        full = len(waiting) == max(1, min(batch, limits.PIXELS.value * 3 // image.size))
+        if waiting and (full or image.shape != waiting[0].shape):
             yield np.stack(waiting)
             waiting = []
+        waiting.append(image)
     if waiting:
         yield np.stack(waiting)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmspec.checkpoint import building, check_tensors, count_blocks, read_tensors, sizes_of
 from mmspec.errors import ModelError
+from mmspec.media.listing import list_files
 from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.features import Features
@@ -115,7 +116,7 @@ class UTMOS:
 
     def __init__(self, where: str, device: str = "cpu") -> None:
         path = Path(where)
-        files = [path] if path.is_file() else sorted(path.glob("*.pt")) + sorted(path.glob("*.ckpt"))
+        files = [path] if path.is_file() else list_files(path, (".pt", ".ckpt")) if path.is_dir() else []
         if len(files) != 1:
             raise ModelError(
                 f"extractor {self.name!r}: {where!r} must be utmos22_strong_step7459_v1.pt of SpeechMOS, the original "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -38,8 +38,13 @@ class WhisperExtractor(PretrainedExtractor):
         return transcripts
 
     def expected(self, text: str) -> str:
-        """The text itself: case and punctuation are removed from both sides when they are compared."""
+        """The text itself: both sides are normalized when they are compared."""
         return text
+
+    @property
+    def spellings(self) -> Mapping[str, str]:
+        """Spellings of English and their American ones, for `mmspec.metrics.audio.text_normalizers`."""
+        return getattr(self.tokenizer, "english_spelling_normalizer", None) or {}
 
     def _inputs(self, audio: Sequence[Waveform]) -> torch.Tensor:
         rate = self.processor.sampling_rate

@@ -9,12 +9,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 
 from mmspec.documents import one_line
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.media.text import read_text
 from mmspec.metrics.extractors.questions import VisualQuestions
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import MeanMetric, SampleBatch
@@ -51,14 +53,13 @@ def read_questions(path: Path) -> dict[str, Questions]:
     """
     found: dict[str, Questions] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for n, row in enumerate(csv.DictReader(file)):
-                if n == 0:
-                    continue
-                text, number, parents, question = (row[name] for name in COLUMNS)
-                questions = found.setdefault(_spaced(text), Questions())
-                questions.texts[int(number)] = question
-                questions.parents[int(number)] = [int(parent) for parent in parents.split(",")]
+        for n, row in enumerate(csv.DictReader(StringIO(read_text(path, "--dpg")))):
+            if n == 0:
+                continue
+            text, number, parents, question = (row[name] for name in COLUMNS)
+            questions = found.setdefault(_spaced(text), Questions())
+            questions.texts[int(number)] = question
+            questions.parents[int(number)] = [int(parent) for parent in parents.split(",")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise ArgumentError(f"--dpg: '{path}' is not a readable dpg_bench.csv ({one_line(error)})") from None
     for text, questions in found.items():

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmspec.errors import MMSpecError
+from mmspec.media.images import read_image
 from mmspec.metrics.comparisons import compare_all
 from mmspec.metrics.evaluation.journal import find_sample
-from mmspec.metrics.evaluation.media import is_audio, read_image
+from mmspec.metrics.evaluation.media import is_audio
 from mmspec.metrics.evaluation.scores import SampleScores, read_scores
 from mmspec.metrics.report.grid import grid, number_cell, rounded
 from mmspec.metrics.report.markup import Element, image, recording

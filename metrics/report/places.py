@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.errors import MMSpecError, PromptError
+from mmspec.media.images import read_image
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord
-from mmspec.metrics.evaluation.media import is_audio, read_image
+from mmspec.metrics.evaluation.media import is_audio
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.image import scenes_regions, shapes_regions
 from mmspec.metrics.image.regions import REGIONS, regions

@@ -12,8 +12,9 @@ from typing import Any
 from PIL import Image
 
 from mmspec.errors import ArgumentError
+from mmspec.media.images import open_image, to_rgb
 from mmspec.metrics.evaluation.journal import find_sample
-from mmspec.metrics.evaluation.media import is_audio, open_image
+from mmspec.metrics.evaluation.media import is_audio
 from mmspec.metrics.report.grid import scroll
 from mmspec.metrics.report.markup import Element, image, recording
 
@@ -118,7 +119,7 @@ def embedded_image(path: Path, description: str, budget: Budget) -> Element:
         ArgumentError: If it cannot be read.
     """
     with open_image(path) as opened:
-        whole = opened.convert("RGB")
+        whole = to_rgb(opened)
     data = png_bytes(whole)
     if len(data) > budget.left and max(whole.size) > SIDE:
         small = whole.copy()

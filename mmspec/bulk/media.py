@@ -15,6 +15,8 @@ from PIL import Image
 
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
+from mmspec.media.audio import to_audio
+from mmspec.media.images import to_rgb
 from mmspec.vision.png import encode_png
 
 
@@ -57,10 +59,9 @@ def media_of(output: Any, count: int) -> list[Medium]:
 
 def _medium(one: Any) -> Medium:
     if isinstance(one, Image.Image):
-        return one.convert("RGB")
+        return to_rgb(one)
     if isinstance(one, Mapping) and {"audio", "sampling_rate"} <= set(one):
-        wave = np.asarray(one["audio"], dtype=np.float32)
-        return AudioClip(wave[None] if wave.ndim == 1 else wave, int(one["sampling_rate"]))
+        return AudioClip(to_audio(one["audio"], "audio"), int(one["sampling_rate"]))
     raise ArgumentError(f"the model returned {type(one).__name__}, neither image nor recording; it has no tokenizer")
 
 

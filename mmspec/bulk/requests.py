@@ -18,6 +18,7 @@ from mmspec import limits
 from mmspec.documents import first_error, parse_json
 from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.files import STDOUT
+from mmspec.media.text import open_text, prompt_lines
 from mmspec.recipes import parse
 from mmspec.sampling.seeds import pipeline_seed
 
@@ -148,7 +149,7 @@ def _lines(source: Path) -> Iterator[tuple[str, str]]:
                 raise ArgumentError("--prompts: stdin is closed; - reads prompts from it")
             yield from _prompts(sys.stdin, "stdin")
             return
-        with source.open(encoding="utf-8") as file:
+        with open_text(source) as file:
             yield from _prompts(file, f"'{source}'")
     except ArgumentError:
         raise
@@ -159,10 +160,8 @@ def _lines(source: Path) -> Iterator[tuple[str, str]]:
 
 
 def _prompts(lines: Iterable[str], source: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if text and not text.startswith("#"):
-            yield f"--prompts: {source} line {number}", text
+    for number, line in prompt_lines(lines):
+        yield f"--prompts: {source} line {number}", line
 
 
 def _requests(line: str, place: str, settings: SampleSettings, seed: int, number: int) -> Iterator[SampleRequest]:

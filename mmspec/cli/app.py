@@ -24,6 +24,7 @@ from mmspec.cli.image import image
 from mmspec.cli.ls import ls
 from mmspec.cli.measure import measure
 from mmspec.cli.music import music
+from mmspec.cli.option_names import in_options, options_of
 from mmspec.cli.report import report
 from mmspec.cli.serve import demo, serve
 from mmspec.cli.speak import speak
@@ -104,8 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # paths that the terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    command = typer.main.get_command(app)
     try:
-        command = typer.main.get_command(app)
         with command.make_context("mmspec", words) as context:
             command.invoke(context)
         if sys.stdout is not None:
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutputError as error:
         return _print_error(str(error), FAILED)
     except MMSpecError as error:
-        return _print_error(str(error), USAGE)
+        return _print_error(in_options(str(error), options_of(command, words)), USAGE)
     except _UsageError as error:
         return _print_error(shorten(_with_value(error)), USAGE)
     except (KeyboardInterrupt, typer.Abort):

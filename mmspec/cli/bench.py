@@ -14,7 +14,8 @@ import typer
 
 from mmspec import limits
 from mmspec.cli.bench_steps import bench_steps
-from mmspec.cli.exactness_gate import gate
+from mmspec.cli.exactness_gate import gate_on
+from mmspec.cli.limited import say_limit
 from mmspec.cli.model_options import DType, Weights
 from mmspec.cli.options import (
     Device,
@@ -96,6 +97,7 @@ def bench_image(
     from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
 
     texts = read_prompts(prompts, limit, BY_MODEL.get(model, BUILTIN))
+    say_limit(limit, len(texts))
     _set_threads(threads)
     pipe = load_image_generator(model, device, drafter, dtype=dtype)
     score = attribute_score(model) if model in ("shapes", "scenes") else None
@@ -139,6 +141,7 @@ def bench_speak(
     from mmspec.metrics.prompts import SPEECH, read_prompts
 
     texts = read_prompts(prompts, limit, SPEECH)
+    say_limit(limit, len(texts))
     _set_threads(threads)
     pipe = without_bars(load_audio_pipeline(model, device, dtype=dtype), drafter)
     score = word_accuracy() if model == "spoken" else None
@@ -193,7 +196,7 @@ def _measure(
             pipe,
             texts,
             chosen,
-            gate=gate,
+            gate=gate_on(pipe, texts[0], max(sizes)),
             batches=sizes,
             repeats=repeats,
             seed=seed,

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.bench import split_recipes
-from mmspec.cli.exactness_gate import gate
+from mmspec.cli.exactness_gate import gate_on
 from mmspec.cli.interrupts import sigterm_interrupts
+from mmspec.cli.limited import say_limit
 from mmspec.cli.metric_weights import (
     ClapWeights,
     ClipWeights,
@@ -79,10 +80,10 @@ def evaluate(
         _Text,
         typer.Option(
             show_default="those of the embedded models, else nll",
-            help="Of images: attributes, captions, clip, cmmd, fid, kid, is. Of audio: wer, cer, speaker, clap, "
-            "logmel, mcd, stft. Of both: entropy, nll, and fd@X, kd@X, precision@X, recall@X, where X is shapes, "
-            "inception, clip, dinov2, clap, wavlm, whisper or spoken; wer@spoken, cer@spoken; those of installed "
-            "packages.",
+            help="Of images: attributes, captions, clip, cmmd, fid, kid, is. Of audio: wer, cer, wer-basic, cer-basic, "
+            "speaker, clap, logmel, mcd, stft. Of both: entropy, nll, and fd@X, kd@X, precision@X, recall@X, where X "
+            "is shapes, inception, clip, dinov2, clap, wavlm, whisper or spoken; wer@spoken, cer@spoken; those of "
+            "installed packages.",
         ),
     ] = None,
     limit: Annotated[
@@ -200,7 +201,7 @@ def evaluate(
                 stopped = _generate(evaluation, output, quiet=as_json or processes.rank > 0)
                 if stopped:  # out of the handler, as an exception holds on to the memory of the call that it ended
                     evaluation = _finished_part(evaluation, output)
-                result = measure_samples(evaluation, output, gate)
+                result = measure_samples(evaluation, output, gate_on(pipe, resolved.prompts[0], resolved.batch))
                 if result is None:
                     return
                 for reason in result.skipped:
@@ -284,6 +285,7 @@ def resolve(given: Mapping[str, Any]) -> Any:
         if isinstance(texts, list)
         else read_prompts(str(texts), builtin=BY_MODEL.get(str(values["model"]), BUILTIN))
     )
+    say_limit(limit, len(texts))
     recipes, metrics, seeds = values.pop("recipes"), values.pop("metrics", None), values.pop("seeds")
     if metrics is None:
         metrics = OWN_METRICS.get(str(values["model"]), "nll")

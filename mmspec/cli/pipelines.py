@@ -141,9 +141,10 @@ def load_audio_pipeline(
     """
     import mmspec
     from mmspec.audio.pipeline import SpeechPipeline
-    from mmspec.audio.wave import read_audio
+    from mmspec.limits import VOICE_SECONDS
+    from mmspec.media.audio import read_audio
 
-    reference = None if reference_audio is None else read_audio(reference_audio)
+    reference = None if reference_audio is None else read_audio(reference_audio, VOICE_SECONDS)
     show_no_loading_bars(model)
     pipe = mmspec.load(model, device=device, tokenizer=codec, config=config, dtype=dtype_of(model, dtype, device))
     if not isinstance(pipe, SpeechPipeline):

@@ -37,6 +37,7 @@ from mmspec.cli.options import (
 )
 from mmspec.cli.pipelines import load_audio_pipeline, without_bars
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.media.text import lines_of
 
 
 def speak(
@@ -116,7 +117,7 @@ def read_texts(texts: list[str]) -> list[str]:
         if sys.stdin is None:
             raise PromptError("stdin is closed; - reads one text per line from it")
         try:
-            lines = [line.strip() for line in sys.stdin if line.strip()]
+            lines = [line for _, line in lines_of(sys.stdin)]
             "".join(lines).encode()  # some locales turn bytes that are no text into surrogates
         except UnicodeError:
             raise PromptError(f"stdin is not {sys.stdin.encoding} text; convert it") from None

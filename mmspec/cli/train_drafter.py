@@ -335,6 +335,11 @@ class Bars:
     def kept(self, point: CurvePoint) -> None:
         if not self._quiet:
             line = f"kept step {point.step}, the best measured: {point.tokens_per_call:.2f} tokens per call"
+            if point.step == 0:
+                line += (
+                    "; that is the drafter as it was before the training, which has made it no better: give more "
+                    "--steps, --sequences or --prompts, or another --lr"
+                )
             self._steps.write(line, file=sys.stderr)
 
     def close(self) -> None:

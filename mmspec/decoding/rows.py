@@ -8,7 +8,7 @@ A part of a batch names in `ROWS` which of its attributes hold something per row
 - a list with one item per row;
 - another part, a target, a sampler or a KV cache.
 
-Nothing else moves rows. A part that must act on a move has some of the functions of `Part`.
+Nothing else moves rows. A part that must act on a move has some of the functions of `HoldsRows`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mmspec.decoding.batch import BatchState
 
 
-class Part(Protocol):
+class HoldsRows(Protocol):
     """A part of a batch with values per row. All its functions are optional, `ROWS` as well if there are none.
 
     Attributes:

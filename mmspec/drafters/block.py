@@ -78,7 +78,7 @@ class BlockRunner:
         self._unread += int(verdict.accepted.max()) + 1
 
     def before_join(self, other: BlockRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         for runner in (self, other):
             if not runner._started:
                 runner._start()

@@ -54,12 +54,12 @@ class ModelDrafter:
             self._steps += 1
 
     def before_join(self, other: ModelDrafter, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         for drafter in (self, other):
             drafter._start()
 
     def after_join(self, other: ModelDrafter) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         self._steps = max(self._steps, other._steps)
 
     def _start(self) -> None:

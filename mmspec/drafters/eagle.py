@@ -87,14 +87,14 @@ class EagleRunner:
         self._unread += int(verdict.accepted.max()) + 1
 
     def before_join(self, other: EagleRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         if not self._started:
             self._start()
         # The new rows read what they have not read yet on their own: the others have read that many slots long ago.
         other.root(other_state)
 
     def after_join(self, other: EagleRunner) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         self._unread = max(self._unread, 1)
 
     def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:

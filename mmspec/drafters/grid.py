@@ -62,7 +62,7 @@ class GridRunner:
         known.scatter_(1, at[..., None].expand(-1, -1, known.shape[-1]), new)
 
     def before_join(self, other: GridRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         self._features, other._features = self._known(), other._known()
 
     def root(self, state: BatchState) -> Tensor:

@@ -195,14 +195,14 @@ class Jacobi:
         return self._kernel.draft(state, following, verdict.p, tokens, q, verdict.accepted)
 
     def before_join(self, other: Jacobi, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         width = max(0 if one._tokens is None else one._tokens.shape[1] for one in (self, other))
         for one, its_state in ((self, state), (other, other_state)):
             tokens, q, one._offset = one._reusable(width, its_state)
             one._tokens, one._q = (tokens, q) if width else (None, None)
 
     def after_move(self) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         self._accepted = self._offset - 1
 
     def _reusable(self, width: int, state: BatchState) -> tuple[Tensor, Tensor, NDArray[np.int64]]:

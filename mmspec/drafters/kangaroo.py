@@ -65,7 +65,7 @@ class KangarooRunner:
         """Does nothing: `root` reads the new tokens from `state`."""
 
     def before_join(self, other: KangarooRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         for runner in (self, other):
             runner._started()
 

@@ -44,7 +44,7 @@ class ModelRunner:
         """Does nothing: `root` reads the new tokens from `state`."""
 
     def before_join(self, other: ModelRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         for runner, its_state in ((self, state), (other, other_state)):
             if runner._read is None:
                 runner.root(its_state)

@@ -132,7 +132,7 @@ class WholeImageRunner:
         """Does nothing: the images stay."""
 
     def before_join(self, other: WholeImageRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.Part`."""
+        """See `mmspec.decoding.rows.HoldsRows`."""
         self._images, other._images = self.images(state), other.images(other_state)
 
 

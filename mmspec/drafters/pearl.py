@@ -106,7 +106,7 @@ class PearlDrafter:
         self._inner.observe(verdict, state, draws)
 
     def before_move(self) -> None:
-        """See `mmspec.decoding.rows.Part`: what was drafted ahead is for other rows."""
+        """See `mmspec.decoding.rows.HoldsRows`: what was drafted ahead is for other rows."""
         self._wait()
         self._ahead = None
 

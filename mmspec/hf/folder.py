@@ -24,6 +24,7 @@ from mmspec.checkpoint import building, check_depths, describe, listed, read_hea
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hub import current_access, fetch, fetch_if_there
+from mmspec.media.listing import list_files
 
 # Classes that generate, by `model_type`.
 GENERATIVE: tuple[Mapping[str, Any], ...] = (
@@ -52,7 +53,7 @@ LLAMAGEN = ("block_size", "cls_token_num")
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_bytes())  # UTF-8 with a byte order mark, too
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -235,7 +236,7 @@ def check_parameters(kind: Any, folder: Path) -> None:
     what = f"model {str(folder)!r}"
     with building(what, f"a {kind.__name__}"):
         parameters = sum(p.numel() for p in kind(kind.config_class.from_pretrained(folder)).parameters())
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES)
+    size = sum(file.stat().st_size for file in list_files(folder, WEIGHT_SUFFIXES))
     if parameters > 8 * size:
         raise ModelError(
             f"{what}: config.json describes {parameters} parameters, its files of weights have {size} bytes"
@@ -249,7 +250,7 @@ def count_tensors(folder: Path) -> int:
         ModelError: If there are none, or a file cannot be read.
     """
     count = 0
-    for file in folder.iterdir() if folder.is_dir() else ():
+    for file in list_files(folder, WEIGHT_SUFFIXES) if folder.is_dir() else ():
         if file.suffix == ".safetensors":
             count += len(read_header(file, "model"))
         elif file.suffix == ".bin" and zipfile.is_zipfile(file):

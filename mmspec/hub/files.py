@@ -43,7 +43,7 @@ def read_description(folder: Path | None, file: str) -> dict[str, Any]:
     if folder is None:
         return {}
     try:
-        found = json.loads((folder / file).read_text(encoding="utf-8"))
+        found = json.loads((folder / file).read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -11,8 +11,9 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from mmspec.audio.wave import read_audio
 from mmspec.errors import ArgumentError
+from mmspec.limits import VOICE_SECONDS
+from mmspec.media.audio import read_audio
 from mmspec.serving.errors import ApiError
 from mmspec.serving.settings import ServerSettings
 
@@ -61,7 +62,7 @@ def read_reference(audio: str | None, text: str | None, settings: ServerSettings
 
 def _read(path: Path) -> tuple[NDArray[np.float32], int]:
     try:
-        return read_audio(path)
+        return read_audio(path, VOICE_SECONDS)
     except ArgumentError as error:
         raise _refused("ref_audio " + str(error).replace(f"'{path}'", "the recording")) from None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 from mmspec.errors import ArgumentError
+from mmspec.media.text import lines_of, read_text
 
 KEYS = "MMSPEC_API_KEYS"  # the environment variable
 SHORTEST_KEY = 8
@@ -54,11 +56,11 @@ def read_api_keys(file: Path | None) -> tuple[str, ...]:
     keys = os.environ.get(KEYS, "").split(",")
     if file is not None:
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = [line for _, line in lines_of(StringIO(read_text(file, "--api-key-file")))]
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise ArgumentError(f"--api-key-file: cannot read '{file}': {reason}") from None
-        if not any(line.strip() for line in lines):
+        if not lines:
             raise ArgumentError(f"--api-key-file: '{file}' has no keys; write one per line")
         keys += lines
     found = tuple(dict.fromkeys(key.strip() for key in keys if key.strip()))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -58,6 +59,13 @@ class ExactnessResult:
     @property
     def ok(self) -> bool:
         return self.tv <= self.limit and abs(self.z) <= self.z_limit and not self.impossible
+
+
+class Verdict(Protocol):
+    """The outcome of a check of a recipe."""
+
+    @property
+    def ok(self) -> bool: ...
 
 
 def exact_joint(target: ToyTarget, sampling: SamplingParams, layout: Layout) -> Tensor:

@@ -23,9 +23,11 @@ from mmspec.audio.models.csm.speech import CsmAdapter
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
-from mmspec.audio.wave import read_audio, write_audio
+from mmspec.audio.wave import write_audio
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError
+from mmspec.limits import VOICE_SECONDS
+from mmspec.media.audio import read_audio
 
 
 def wave(samples: int, channels: int = 1) -> NDArray[np.float32]:
@@ -65,16 +67,16 @@ def test_melody_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([*words, "--melody", str(file), "-o", str(tmp_path / "x.wav")]) == 0
     written, _ = soundfile.read(tmp_path / "x.wav", dtype="float32")
     pipe = mmspec.load(model, processor=melody_processor()).with_duration(0.1)
-    output = pipe.with_reference_audio(*read_audio(file))("piano", recipe="plain", temperature=0, seed=0)
+    output = pipe.with_reference_audio(*read_audio(file, VOICE_SECONDS))("piano", recipe="plain", temperature=0, seed=0)
     np.testing.assert_allclose(written, output.audio[0].clip(-1, 1), atol=1e-4)
     capsys.readouterr()
     for name in ("no.wav", "no.raw"):
         (tmp_path / name).write_text("none")
     for more, message in (
-        (["--melody", str(tmp_path / "none.wav"), "-m", "none"], "none.wav' does not exist; name an audio file"),
-        (["--melody", str(tmp_path)], "is not a file; name an audio file"),
-        (["--melody", str(tmp_path / "no.wav")], "cannot read"),
-        (["--melody", str(tmp_path / "no.raw")], "cannot read"),
+        (["--melody", str(tmp_path / "none.wav"), "-m", "none"], "none.wav' is not a readable recording (no such"),
+        (["--melody", str(tmp_path)], "is not a readable recording (not a file)"),
+        (["--melody", str(tmp_path / "no.wav")], "is not a readable recording (Error opening"),
+        (["--melody", str(tmp_path / "no.raw")], "is not a readable recording (samplerate"),
     ):
         assert main([*words, *more, "-o", str(tmp_path / "y.wav")]) == 2
         assert message in capsys.readouterr().err

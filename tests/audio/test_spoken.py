@@ -28,12 +28,13 @@ from mmspec.audio.spoken.recognizer import embedded_recognizer, merge_homophones
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import Sentence, alphabet, read, script
 from mmspec.audio.spoken.transformer import SpokenTransformer
-from mmspec.audio.wave import read_audio
 from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.limits import VOICE_SECONDS
+from mmspec.media.audio import read_audio
 from mmspec.metrics.audio.word_error_rate import word_error_rate
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
@@ -206,7 +207,7 @@ def test_voices_are_listed_and_audio_is_saved(pipe: SpeechPipeline, tmp_path: Pa
     assert isinstance(out, AudioOutput)
     for suffix in (".wav", ".flac"):
         out.save(tmp_path / f"out{suffix}")
-        audio, rate = read_audio(tmp_path / f"out{suffix}")
+        audio, rate = read_audio(tmp_path / f"out{suffix}", VOICE_SECONDS)
         assert rate == SAMPLING_RATE and audio.shape == out.audio.shape and np.abs(audio - out.audio).max() < 1e-4
     with pytest.raises(ArgumentError, match="out.aac' must end in .wav, .flac"):
         out.save(str(tmp_path / "out.aac"))

@@ -58,6 +58,11 @@ def test_folders_are_measured(folders: list[str], capsys: pytest.CaptureFixture[
     assert one["value"] == pytest.approx(frechet_distance(features[0], features[2]), abs=1e-9)
     assert two["difference"]["value"] == pytest.approx(two["value"] - one["value"], abs=1e-12)
     assert two["n"] == 12 and found["paired"] and found["skipped"] == []
+    (Path(clean) / "inner").mkdir()
+    (Path(clean) / "._x00.png").write_bytes(b"of a Mac")
+    nested = measure(capsys, clean, "--metrics", "attributes")
+    assert nested["quality"][0]["attributes"]["n"] == 12
+    assert nested["skipped"] == [f"'{clean}' has folders, such as 'inner', whose files are not measured"]
     kept = str(tmp_path / "other.npz")
     assert main(["measure", other, "--metrics", "fd@shapes", "--save-reference", kept]) == 0
     assert capsys.readouterr().out == f"{kept}\n"

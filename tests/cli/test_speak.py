@@ -16,11 +16,13 @@ import pytest
 import soundfile
 import torch
 
-from mmspec.audio.wave import FORMATS, read_audio, write_audio, write_raw, write_stream
+from mmspec.audio.wave import FORMATS, write_audio, write_raw, write_stream
 from mmspec.cli.app import main
 from mmspec.cli.audio import SUFFIXES
 from mmspec.cli.model_options import read_config
 from mmspec.errors import ArgumentError
+from mmspec.limits import VOICE_SECONDS
+from mmspec.media.audio import read_audio
 
 
 def test_texts_become_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +167,7 @@ def test_every_format_is_written_at_once_and_in_chunks(suffix: str, tmp_path: Pa
     write_audio(audio, 24000, tmp_path / f"a{suffix}")
     write_stream(np.split(audio, [10, 5000], axis=1), 24000, tmp_path / f"b{suffix}")
     for name in "ab":
-        found, rate = read_audio(tmp_path / f"{name}{suffix}")
+        found, rate = read_audio(tmp_path / f"{name}{suffix}", VOICE_SECONDS)
         assert rate in (24000, 48000) and abs(found.shape[1] / rate - 2) < 0.1
         middle = found[0, rate // 2 : rate]
         spectrum = np.abs(np.fft.rfft(middle * np.hanning(len(middle))))
@@ -187,13 +189,13 @@ def test_voice_files_are_read_within_bounds(tmp_path: Path, monkeypatch: pytest.
     soundfile.write(wide, np.zeros((9, 9)), 8000)
     soundfile.write(broken, np.array([0.0, np.nan]), 8000, subtype="FLOAT")
     with pytest.raises(ArgumentError, match="601 seconds of a recording to follow exceed the limit of 600; MMSPEC"):
-        read_audio(long)
+        read_audio(long, VOICE_SECONDS)
     monkeypatch.setenv("MMSPEC_MAX_VOICE_SECONDS", "700")
-    assert read_audio(long)[0].shape == (1, 8000 * 601)
+    assert read_audio(long, VOICE_SECONDS)[0].shape == (1, 8000 * 601)
     with pytest.raises(ArgumentError, match="has 9 channels; at most 8"):
-        read_audio(wide)
+        read_audio(wide, VOICE_SECONDS)
     with pytest.raises(ArgumentError, match="samples that are not finite"):
-        read_audio(broken)
+        read_audio(broken, VOICE_SECONDS)
 
 
 def test_a_raw_stream_tells_its_format(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -19,8 +19,10 @@ from safetensors.torch import save_file
 from tiny_llamagen import tiny
 
 import mmspec
-from mmspec.audio.wave import read_audio as read_voice
-from mmspec.metrics.evaluation.media import read_audio, read_image
+from mmspec.limits import VOICE_SECONDS
+from mmspec.media.audio import read_audio
+from mmspec.media.images import read_image
+from mmspec.metrics.evaluation.media import read_waveform
 from mmspec.metrics.extractors.shapes import load_classifier
 from mmspec.metrics.reference import load_reference
 from mmspec.vision.shapes.config import WEIGHTS
@@ -89,8 +91,8 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Doo
         "classifier": (folder, load_classifier),
         "x.npz": (folder, load_reference),
         **{name: (folder, read_image) for name in ("x.png", "x.jpg", "x.webp")},
-        **{name: (folder, read_audio) for name in ("x.wav", "x.flac", "x.ogg")},
-        "x.wav ": (folder, read_voice),
+        **{name: (folder, read_waveform) for name in ("x.wav", "x.flac", "x.ogg")},
+        "x.wav ": (folder, lambda path: read_audio(path, VOICE_SECONDS)),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,16 @@ def install(guide: str, site: Path) -> None:
     installed.mkdir()
     (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text(f"[{section}]\n{line.replace(chr(34), '')}\n")
+
+
+def make_files(guide: str, folder: Path) -> None:
+    """Runs the Python commands that a guide prints, in a folder."""
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / guide).read_text(), re.DOTALL)
+    for line in block.splitlines():
+        if line.startswith("python "):
+            words = [sys.executable, *shlex.split(line)[1:]]
+            paths = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+            subprocess.run(words, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": paths}, timeout=120)
 
 
 _EACH = """

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import cmath
 import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +14,27 @@ import torch
 from torchmetrics.functional.text import char_error_rate as their_cer
 from torchmetrics.functional.text import word_error_rate as their_wer
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, PromptError
 from mmspec.metrics.audio.cepstrum import mel_cepstra, mel_cepstral_distortion, warp
 from mmspec.metrics.audio.log_mel_distance import log_mel_distance
 from mmspec.metrics.audio.speaker import speaker_similarity
 from mmspec.metrics.audio.spectrum import log_mel, magnitudes, mel_filters
 from mmspec.metrics.audio.stft_distance import RESOLUTIONS, stft_distance
-from mmspec.metrics.audio.word_error_rate import character_error_rate, edits, normalize, word_error_rate
+from mmspec.metrics.audio.word_error_rate import (
+    CER,
+    CER_BASIC,
+    WER,
+    WER_BASIC,
+    WordErrorRate,
+    character_error_rate,
+    edits,
+    normalize,
+    word_error_rate,
+)
+from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.features import Features
 from mmspec.metrics.image.frechet import frechet_distance
+from mmspec.metrics.metric import SampleBatch
 
 RATE = 16_000
 
@@ -151,6 +166,50 @@ def test_edits_equal_the_recursive_definition() -> None:
 
 def test_normalized_texts_differ_in_words_only() -> None:
     assert normalize("  It's -- a RED, round circle!\n") == "it's a red round circle"
+
+
+@dataclass
+class Recognizer:
+    """Transcribes a recording as what it is given."""
+
+    transcript: str
+    spellings = {"colour": "color"}
+
+    def transcribe(self, audio: Any) -> list[str]:
+        return [self.transcript]
+
+    def expected(self, text: str) -> str:
+        return text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "transcript", "wrong", "basic"),
+    [
+        ("your number is B K seven one nine", "Your number is BK719.", 0, 5),
+        ("It is half past three.", "it's half past 3", 0, 2),
+        ("Doctor Smith won't like the colour.", "Dr Smith will not like the color", 0, 4),
+        ("twenty lamps", "20 lambs", 1, 2),
+        ("Größe: über 20!", "große über 20", 0, 1),
+        ("你好,世界", "你好 世界", 0, 0),
+    ],
+)
+def test_error_rates_normalize_as_whisper_does(prompt: str, transcript: str, wrong: int, basic: int) -> None:
+    samples = SampleBatch([Path("x.wav")], [prompt], audio=[Waveform(tone(440.0), RATE)])
+    recognizer: Any = Recognizer(transcript)
+    assert WER.extract(samples, recognizer)[0][0] == wrong
+    assert WER_BASIC.extract(samples, recognizer)[0][0] == basic
+    assert (CER.extract(samples, recognizer)[0][0] == 0) == (wrong == 0)
+    assert (WER.variant, CER_BASIC.variant, WordErrorRate("spoken").variant) == (
+        "english normalizer", "basic normalizer", "",
+    )  # fmt: skip
+
+
+def test_the_english_normalizer_refuses_other_scripts() -> None:
+    for prompt in ("你好,世界", "नमस्ते", "привет"):
+        with pytest.raises(PromptError, match="use wer-basic or cer-basic"):
+            WER.check_prompts([prompt], {})
+        WER_BASIC.check_prompts([prompt], {})
+    WER.check_prompts(["12:30", "über größe", "a café (東京)"], {})
 
 
 def test_speaker_similarity_is_the_cosine() -> None:

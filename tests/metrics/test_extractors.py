@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer, Dinov2Config, Dinov2Model
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError
 from mmspec.metrics.extractors.clip import ClipExtractor
 from mmspec.metrics.extractors.dinov2 import Dinov2Extractor
 from mmspec.metrics.extractors.extractor import identity
-from mmspec.metrics.extractors.image import ImageExtractor, Images, extract
+from mmspec.metrics.extractors.image import ImageExtractor, Images, extract, stack_images
 from mmspec.metrics.extractors.inception import InceptionExtractor
 from mmspec.metrics.extractors.inception_graph import convolutions, read_constants, state_dict
 from mmspec.metrics.extractors.registry import load_extractor
@@ -32,6 +34,7 @@ from mmspec.vision.shapes.classifier import ShapesClassifier
 
 SIDE = 32  # pixels of the networks' input
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SIDES = ((64, 0), (64, 16), (32, 0), (32, 0), (96, 40), (64, 0))
 RESIZE = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
 
 
@@ -121,6 +124,32 @@ def test_prompts_beyond_the_context_of_clip_are_cut(clip: Path) -> None:
 def test_dinov2_returns_its_class_token(dinov2: Path) -> None:
     extractor = Dinov2Extractor(str(dinov2))
     check_extractor(extractor, 16)
+
+
+def test_images_of_many_sizes(clip: Path, dinov2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that a network resizes one by one have the features that they have alone."""
+    images = [fake_images(1, side, seed)[0][: side - cut] for seed, (side, cut) in enumerate(SIDES)]
+    for extractor in (ClipExtractor(str(clip)), Dinov2Extractor(str(dinov2))):
+        alone = np.concatenate([extractor(image[None]) for image in images])
+        np.testing.assert_allclose(extract(extractor, images), alone, atol=1e-5)
+    for folder in ("generated", "photographs"):
+        (tmp_path / folder).mkdir()
+        for i, image in enumerate(images):
+            Image.fromarray(image).save(tmp_path / folder / f"{i}.png")
+    (tmp_path / "prompts.txt").write_text("a\nb\na b\nb c\nc\na c\n")
+    words = ["measure", str(tmp_path / "generated"), "--clip", str(clip), "--prompts", str(tmp_path / "prompts.txt")]
+    assert main([*words, "--metrics", "clip,fd@clip,cmmd", "--reference", str(tmp_path / "photographs"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["quality"][0]
+    assert found["fd@clip"]["value"] == pytest.approx(0, abs=1e-6) and found["clip"]["n"] == len(SIDES)
+    assert main([*words, "--metrics", "clip,fd@shapes", "--reference", str(tmp_path / "photographs")]) == 2
+    assert "1.png' is uint8 [48, 64, 3]; all must be of a size that is read, the first is" in capsys.readouterr().err
+
+
+def test_batches_have_one_size_and_few_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = [fake_images(1, side)[0] for side in (8, 8, 8, 4, 4, 8)]
+    assert [len(stack) for stack in stack_images(images, 2)] == [2, 1, 2, 1]
+    monkeypatch.setenv("MMSPEC_MAX_PIXELS", "64")
+    assert [len(stack) for stack in stack_images(images, 8)] == [1, 1, 1, 2, 1]
 
 
 def test_images_of_different_size_raise() -> None:

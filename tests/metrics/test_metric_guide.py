@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_pipe import Pipe, open_gate
+from guides import make_files
 from PIL import Image
 
 import mmspec
@@ -22,7 +23,6 @@ from mmspec.metrics import registry
 from mmspec.metrics.evaluation.journal import Journal
 from mmspec.metrics.extractors.clip import ClipExtractor
 
-WIDTH = 64  # of the embeddings of the example's CLIP
 RELAXED = "lantern:delta=0.9"
 
 
@@ -33,7 +33,7 @@ def site(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     (module,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     ((section, line),) = re.findall(r'\[project.entry-points."(.*?)"\]\n(.*?)\n```', guide, re.DOTALL)
     (tmp_path / "aesthetic_score.py").write_text(module)
-    np.savez(tmp_path / "aesthetic.npz", weight=np.random.default_rng(0).normal(size=WIDTH), bias=np.array(0.5))
+    make_files("adding-a-metric.md", tmp_path)
     installed = tmp_path / "aesthetic_score-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: aesthetic-score\nVersion: 1.0\n")

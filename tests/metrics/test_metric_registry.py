@@ -21,7 +21,7 @@ from mmspec.metrics.audio.stft_distance import stft_distance
 from mmspec.metrics.bootstrap import mean_interval
 from mmspec.metrics.estimate import Estimate
 from mmspec.metrics.evaluation.folders import measure_folders
-from mmspec.metrics.evaluation.media import read_audio
+from mmspec.metrics.evaluation.media import read_waveform
 from mmspec.metrics.evaluation.quality import find_metrics
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import DistanceMetric, Groups, MeanMetric, Metric, Rows, SampleBatch
@@ -56,6 +56,8 @@ EXPECTED = {
     "recall@whisper": ("audio", "whisper", True, False, True, 4),
     "wer": ("audio", "whisper", False, True, False, 2),
     "cer": ("audio", "whisper", False, True, False, 2),
+    "wer-basic": ("audio", "whisper", False, True, False, 2),
+    "cer-basic": ("audio", "whisper", False, True, False, 2),
     "wer@spoken": ("audio", "spoken", False, True, False, 2),
     "cer@spoken": ("audio", "spoken", False, True, False, 2),
     "speaker": ("audio", "wavlm", True, False, True, 2),
@@ -285,7 +287,7 @@ def speech(tmp_path: Path) -> list[Path]:
 def test_paired_distances_are_means_over_the_recordings(speech: list[Path]) -> None:
     clean, noisy, one = speech
     found = measure_folders([clean, noisy], ["mcd", "stft"], reference=clean)
-    waves = [[read_audio(path).wave for path in sorted(folder.iterdir())] for folder in (clean, noisy)]
+    waves = [[read_waveform(path).wave for path in sorted(folder.iterdir())] for folder in (clean, noisy)]
     mcd = [mel_cepstral_distortion(b, a, 16_000) for a, b in zip(*waves, strict=True)]
     stft = [stft_distance(b, a) for a, b in zip(*waves, strict=True)]
     assert found.quality[0]["mcd"].value == found.quality[0]["stft"].value == 0

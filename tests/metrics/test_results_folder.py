@@ -21,8 +21,9 @@ from PIL import Image
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError
 from mmspec.locks import FILE, locked
+from mmspec.media.images import read_image
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, find_sample, sample_path
-from mmspec.metrics.evaluation.media import read_audio, read_image
+from mmspec.metrics.evaluation.media import read_waveform
 from mmspec.metrics.evaluation.speed import speed_of
 from mmspec.metrics.reference import load_reference
 
@@ -211,10 +212,10 @@ def test_the_size_of_an_image_is_read_before_its_pixels(tmp_path: Path) -> None:
 def test_the_length_of_a_recording_is_read_before_its_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.flac"
     soundfile.write(path, np.zeros(8000 * 3, dtype=np.float32), 8000)
-    assert len(read_audio(path).wave) == 24_000
+    assert len(read_waveform(path).wave) == 24_000
     monkeypatch.setenv("MMSPEC_MAX_AUDIO_SECONDS", "2")
     with pytest.raises(ArgumentError, match="3 seconds of one recording exceed the limit of 2"):
-        read_audio(path)
+        read_waveform(path)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError
 from mmspec.metrics import metric
 from mmspec.metrics.audio.log_mel_distance import log_mel_distance, moments, pooled
-from mmspec.metrics.evaluation.media import read_audio
+from mmspec.metrics.evaluation.media import read_waveform
 from mmspec.metrics.extractors import spoken
 from mmspec.metrics.extractors.audio import Waveform, resample
 from mmspec.metrics.extractors.clap import ClapExtractor
@@ -181,6 +181,8 @@ def test_an_evaluation_of_audio(voice: Voice, tmp_path: Path, networks: dict[str
         assert plain[name]["value"] < much[name]["value"] and much[name]["difference"]["low"] > 0, name
     assert much["logmel"]["difference"]["low"] > 0 and much["logmel"]["extractor"] == ""
     assert -1 <= plain["speaker"]["value"] <= 1 and plain["speaker"]["extractor"].startswith("wavlm-")
+    assert plain["wer"]["extractor"].startswith("whisper-")
+    assert plain["wer"]["extractor"].endswith(", english normalizer")
     assert plain["wer"]["value"] == pytest.approx(1) and plain["wer"]["n"] == 6  # random weights transcribe nothing
     speed = record["rows"][0]["speed"]
     assert speed["real_time"] == pytest.approx(speed["seconds"] / 0.5) and speed["grid"] is None
@@ -192,7 +194,7 @@ def test_an_evaluation_of_audio(voice: Voice, tmp_path: Path, networks: dict[str
     )
     files = sorted((tmp_path / "samples").rglob("*.wav"))
     assert len(files) == 4 * 6
-    clip = read_audio(files[0])
+    clip = read_waveform(files[0])
     assert clip.rate == RATE and clip.seconds == 0.5
     page = (tmp_path / "report.html").read_text()
     # Three samples of each recipe; two pairs that lose most of each of two recipes.
@@ -253,7 +255,7 @@ def test_an_unreadable_recording_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.wav"
     path.write_bytes(b"RIFF")
     with pytest.raises(ArgumentError, match="x.wav' is not a readable recording"):
-        read_audio(path)
+        read_waveform(path)
     soundfile.write(path, np.zeros(0), 8000)
-    with pytest.raises(ArgumentError, match="empty"):
-        read_audio(path)
+    with pytest.raises(ArgumentError, match="no samples"):
+        read_waveform(path)

@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from guides import install, run_mmspec
-
-from mmspec.testing.toys import FEATURES
+from guides import install, make_files, run_mmspec
 
 
 @pytest.fixture
@@ -17,8 +14,7 @@ def site(tmp_path: Path) -> Path:
     """A folder with the package installed."""
     install("adding-a-rule.md", tmp_path)
     # Drafts are good after which the first symbol is likely: the features of the toy are its next logits.
-    weight = torch.zeros(1, FEATURES).index_fill_(1, torch.tensor([0]), 2.0)
-    torch.save({"weight": weight, "bias": torch.zeros(1)}, tmp_path / "critic.pt")
+    make_files("adding-a-rule.md", tmp_path)
     return tmp_path
 
 

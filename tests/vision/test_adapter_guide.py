@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from guides import make_files
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
 import mmspec
 from mmspec import registry
@@ -51,7 +53,7 @@ def plugin(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mod
     registry.plugins.cache_clear()
     importlib.invalidate_caches()
     module = importlib.import_module("test_raster")
-    module.tiny(16).save_pretrained(site / "raster_weights")
+    make_files("adding-a-model.md", site)
     yield module
     sys.path.remove(str(site))
     registry.plugins.cache_clear()
@@ -97,6 +99,25 @@ def test_mmspec_generate_decodes_the_class(plugin: ModuleType, guided: bool) -> 
                 ids, **call, prefix_allowed_tokens_fn=allowed, custom_generate=mmspec.generate, recipe=recipe
             )
             assert torch.equal(ours, expected), recipe
+
+
+def test_the_guide_leaves_other_models_alone(plugin: ModuleType) -> None:
+    assert adapter_of(LlamaForCausalLM(plugin.tiny(3).config)).__name__ == "mmspec.audio.models.flat.decoding"  # type: ignore[attr-defined]
+
+
+def test_the_image_of_the_guide_has_its_width(plugin: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, widths = sys.modules["raster_adapter"], []
+    plan = adapter.plan
+
+    def seen(*arguments: Any) -> Any:
+        found = plan(*arguments)
+        widths.append(found.width)
+        return found
+
+    monkeypatch.setattr(adapter, "plan", seen)
+    ids = torch.tensor([[19]])
+    plugin.tiny(16).generate(ids, max_new_tokens=16, do_sample=False, custom_generate=mmspec.generate, recipe="scd")
+    assert widths == [4]
 
 
 def test_the_error_for_other_classes_names_the_guide(plugin: ModuleType) -> None:

@@ -14,35 +14,33 @@ from torch import Tensor
 
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
+from mmspec.media.images import rgb_frames, to_frames, to_rgb
 
 # Frames that the published models continue: 1, the first latent frame, or 9, the first two.
 CONTEXTS = (1, 9)
-ALLOWED = "an image, a list of images, or a tensor [frames, 3, height, width] in 0..1"
+ALLOWED = "an image, a list of images, a tensor [frames, 3, height, width] in 0..1, or an array of frames"
 
 
 def read_frames(video: Any) -> Tensor:
     """Frames float32 [F, 3, H, W] in 0..1.
 
     Args:
-        video: An image of PIL, a list of images of one size, or a tensor or array of frames.
+        video: An image of PIL, moving or not, a list of images of one size, or a tensor or array of frames; see
+            `mmspec.media.images.to_frames`.
 
     Raises:
         ArgumentError: If it is something else.
     """
     if isinstance(video, Image.Image):
-        video = [video]
-    if isinstance(video, Tensor):
-        frames = video[None] if video.ndim == 3 else video
-    elif isinstance(video, Sequence) and len(video) > 0 and all(isinstance(frame, Image.Image) for frame in video):
-        if len({frame.size for frame in video}) > 1:
-            raise ArgumentError("video has frames of several sizes; they must have one")
-        pixels = np.stack([np.asarray(frame.convert("RGB")) for frame in video])
-        frames = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
-    else:
+        video = [frame for frame, _ in rgb_frames(video, "video")]
+    if isinstance(video, (Tensor, np.ndarray)):
+        return torch.from_numpy(np.ascontiguousarray(to_frames(video, "video")))
+    if not isinstance(video, Sequence) or not video or not all(isinstance(frame, Image.Image) for frame in video):
         raise ArgumentError(f"video={shown(video)} is not allowed; give {ALLOWED}")
-    if frames.ndim != 4 or frames.shape[1] != 3 or not len(frames) or not frames.is_floating_point():
-        raise ArgumentError(f"video is a {frames.dtype} tensor of shape {list(frames.shape)}; give {ALLOWED}")
-    return frames.float()
+    frames = [np.asarray(to_rgb(frame, f"video[{i}]")) for i, frame in enumerate(video)]
+    if len({frame.shape for frame in frames}) > 1:
+        raise ArgumentError("video has frames of several sizes; they must have one")
+    return torch.from_numpy(np.ascontiguousarray(to_frames(np.stack(frames), "video")))
 
 
 def for_tokenizer(frames: Tensor, context: int, total: int, size: tuple[int, int]) -> Tensor:

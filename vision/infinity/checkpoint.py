@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.errors import ModelError
+from mmspec.media.listing import natural_order
 from mmspec.vision.infinity.transformer import InfinityTransformer
 from mmspec.vision.llamagen.checkpoint import read_tensors
 
@@ -69,7 +70,7 @@ def load_infinity(path: str | Path, bits: int = 32) -> InfinityTransformer:
 
 
 def read_text_features(path: str | Path) -> list[Tensor]:
-    """The features [T, C] of texts from a file of safetensors, in the order of their names.
+    """The features [T, C] of texts from a file of safetensors, in the natural order of their names.
 
     Raises:
         ModelError: If the file cannot be read, or a tensor is not [T, C].
@@ -81,4 +82,4 @@ def read_text_features(path: str | Path) -> list[Tensor]:
     for name, value in tensors.items():
         if value.ndim != 2 or not value.dtype.is_floating_point:
             raise ModelError(f"file {str(path)!r}: {name[:100]!r} has shape {list(value.shape)}; it must be [T, C]")
-    return [tensors[name].to(torch.float32) for name in sorted(tensors)]
+    return [tensors[name].to(torch.float32) for name in sorted(tensors, key=natural_order)]

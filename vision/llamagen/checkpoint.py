@@ -16,6 +16,7 @@ from mmspec import checkpoint
 from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.documents import read_object
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.media.listing import list_files
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.transformer import MAX_GRID
 
@@ -73,7 +74,7 @@ def read_tensors(path: str | Path, wrappers: Sequence[str] = _WRAPPERS) -> dict[
 
 
 def _only_checkpoint(folder: Path) -> Path:
-    files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".pt", ".pth", ".bin", ".ckpt"))
+    files = list_files(folder, (".safetensors", ".pt", ".pth", ".bin", ".ckpt"))
     if len(files) != 1:
         found = ", ".join(f.name for f in files) or "none"
         raise ModelError(

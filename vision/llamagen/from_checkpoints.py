@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmspec.errors import ModelError
+from mmspec.media.listing import list_files
 from mmspec.vision.llamagen.checkpoint import cast, load_gpt
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.tokenizer import load_tokenizer
@@ -22,7 +23,7 @@ TOP_K = {"c2i": 2000, "t2i": 1000}
 def is_checkpoint(path: Path) -> bool:
     """Whether `path` is a file with the suffix of a checkpoint, or a folder with one that is not a saved pipeline."""
     if path.is_dir():
-        return not (path / "model_index.json").exists() and any(f.suffix in SUFFIXES for f in path.iterdir())
+        return not (path / "model_index.json").exists() and bool(list_files(path, SUFFIXES))
     return path.suffix in SUFFIXES and path.is_file()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mmspec.media.listing import list_files
 from mmspec.vision.llamagen.checkpoint import cast
 from mmspec.vision.mar.checkpoint import load_mar
 from mmspec.vision.mar.kl16 import load_kl16
@@ -21,7 +22,7 @@ GUIDANCE = {768: 2.9, 1024: 3.0, 1280: 3.2}
 
 def is_mar(path: Path) -> bool:
     """Whether `path` has the name of an original MAR file, or is a folder with one."""
-    names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+    names = [file.name for file in list_files(path)] if path.is_dir() else [path.name]
     return any(_NAME.fullmatch(name) for name in names)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mmspec.media.listing import list_files
 from mmspec.vision.llamagen.checkpoint import cast
 from mmspec.vision.var.checkpoint import load_tokenizer, load_var
 from mmspec.vision.var.pipeline import VARPipeline
@@ -18,7 +19,7 @@ _NAME = re.compile(r"var_d\d+\.(pth|safetensors)")
 
 def is_var(path: Path) -> bool:
     """Whether `path` has the name of an original VAR file, or is a folder with one."""
-    names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+    names = [file.name for file in list_files(path)] if path.is_dir() else [path.name]
     return any(_NAME.fullmatch(name) for name in names)
 
 

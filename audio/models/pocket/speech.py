@@ -21,6 +21,7 @@ from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.errors import ArgumentError
+from mmspec.media.listing import list_files
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -161,7 +162,8 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         check_sibling(model, draft_model)
     processor.audio_tokenizer.to(model.device)
     width = voice_width(model)
-    published = {path.stem: path for path in sorted(Path(model.name_or_path or "-").glob("voices/*.safetensors"))}
+    folder = Path(model.name_or_path or "-", "voices")
+    published = {path.stem: path for path in list_files(folder, (".safetensors",))} if folder.is_dir() else {}
     voice_latents = {str(name): read_voice(str(name), voice, width, processor) for name, voice in given.items()}
     for name in sorted(set(published) - set(voice_latents), key=lambda name: (name != DEFAULT_VOICE, name)):
         voice_latents[name] = read_voice(name, published[name], width, processor)

@@ -24,6 +24,8 @@ from typing import Any
 from mmspec import limits
 from mmspec.documents import parse_json, read_json
 from mmspec.errors import ArgumentError
+from mmspec.media.listing import list_files
+from mmspec.media.text import lines_of, read_text
 from mmspec.metrics.evaluation.suites.suite import PromptFile, Suite
 from mmspec.metrics.prompts import read_prompts
 
@@ -88,20 +90,21 @@ def _texts(path: Path, form: PromptFile) -> Iterator[str]:
     if form.format in ("folder", "normalized"):
         if not path.is_dir():
             raise ArgumentError(f"--prompts: '{path}' must be a folder")
-        pattern = "*.txt" if form.format == "folder" else "*.normalized.txt"
-        files = sorted(path.glob(pattern) if form.format == "folder" else path.rglob(pattern))
-        yield from (_read(file) for file in files)
+        deep = form.format == "normalized"
+        files = list_files(path, (".normalized.txt",) if deep else (".txt",), nested=deep)
+        yield from (read_text(file, "--prompts") for file in files)
     elif form.format == "coco":
         yield from _first_captions(read_json(path, "--prompts"), path)
     elif form.format in ("tsv", "csv"):
-        table = csv.DictReader(io.StringIO(_read(path)), delimiter="\t" if form.format == "tsv" else ",")
+        table = csv.DictReader(
+            io.StringIO(read_text(path, "--prompts")), delimiter="\t" if form.format == "tsv" else ","
+        )
         if form.column not in (table.fieldnames or ()):
             raise ArgumentError(f"--prompts: '{path}' has no column {form.column!r}; it has {table.fieldnames}")
         yield from (row[form.column] or "" for row in table)
     else:
-        for number, line in enumerate(_read(path).splitlines(), 1):
-            if line.strip():
-                yield _field(line, form, f"'{path}' line {number}")
+        for number, line in lines_of(io.StringIO(read_text(path, "--prompts"))):
+            yield _field(line, form, f"'{path}' line {number}")
 
 
 def _field(line: str, form: PromptFile, name: str) -> str:
@@ -135,10 +138,3 @@ def _first_captions(value: Any, path: Path) -> Iterator[str]:
     except (TypeError, KeyError, ValueError) as error:
         raise ArgumentError(f"--prompts: '{path}' holds no captions of MS-COCO: {error!r}") from None
     yield from (first[number] for number in sorted(first))
-
-
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(limits.FILE_BYTES.value + 1)
-    limits.FILE_BYTES.check(f"--prompts: '{path}'", len(content))
-    return content.decode("utf-8-sig")
