@@ -20,10 +20,9 @@ import torch
 from diffusers import UVit2DModel
 from torch.nn import functional as F
 
-from mmspec.decoding.stats import Meter
 from mmspec.masked.filter import Watch, train_filter
 from mmspec.masked.keeping import Credit, Keeper, NearSure
-from mmspec.masked.loop import decode_masked
+from mmspec.masked.loop import MaskedBatch
 from mmspec.vision.amused.cached import StepCache
 from mmspec.vision.amused.process import AmusedProcess, Unmasking
 from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS
@@ -134,8 +133,9 @@ def measure(count: int) -> None:
         unmasking = Unmasking(model.codes, steps, True, 2.0, 0.0, confidence)
         seeds = range(first, first + count)
         process = AmusedProcess(model, pooled, text, MICRO, 1.0, (SIDE, SIDE), unmasking, seeds, keep)
-        meter = Meter(torch.device("cpu"), count)
-        return decode_masked(process, meter, ahead)[0], float(meter.calls.mean())
+        batch = MaskedBatch(process, ahead, seeds)
+        batch.run()
+        return batch.state.result(), float(batch.meter.calls.mean())
 
     watch = Watch()
     final, _ = decode(10**6, keep=watch)

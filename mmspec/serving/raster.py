@@ -94,7 +94,8 @@ def raster_of(pipe: Any, size: tuple[int, int] | None = None) -> Raster:
     """
     if hasattr(pipe, "preview"):
         image = pipe.preview(torch.zeros(0, dtype=torch.int64))
-        return Raster(*pipe.grid, image.width, image.height)
+        rows, columns = pipe.grid
+        return Raster(rows, columns, image.width, image.height)
     transformer = getattr(pipe, "transformer", None)
     if transformer is not None:
         rows = columns = transformer.config.grid_size

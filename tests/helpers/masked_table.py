@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.decoding.stats import Meter, Stats
-from mmspec.masked.loop import Ints, decode_masked
+from mmspec.decoding.stats import Stats
+from mmspec.masked.loop import Ints, MaskedBatch
 from mmspec.sampling.rng import CounterRNG
 
 N, V = 4, 3
@@ -25,13 +25,13 @@ class TableProcess:
     """
 
     def __init__(self, seeds: range, steps: int, confidence: float = 1.0, sharp: float = 2.0) -> None:
-        self.steps, self._seeds, self._confidence = steps, seeds, confidence
+        self.steps, self.seeds, self._confidence = steps, seeds, confidence
         self.joint = (torch.randn((V,) * N, generator=torch.Generator().manual_seed(2)) * sharp).flatten().softmax(0)
         self._sequences = torch.cartesian_prod(*[torch.arange(V)] * N)
         self._order = CounterRNG(seeds, torch.device("cpu")).uniforms(np.tile(np.arange(N), (len(seeds), 1)), 10**6)[0]
 
     def start(self) -> Tensor:
-        return torch.full((len(self._seeds), N), V)
+        return torch.full((len(self.seeds), N), V)
 
     def missing(self, states: Tensor) -> Tensor:
         return states == V
@@ -41,7 +41,7 @@ class TableProcess:
         return torch.stack([fits @ (self._sequences == v).float() for v in range(V)], dim=-1).log()
 
     def advance(self, rows: Ints, states: Tensor, logits: Tensor, steps: Ints) -> Tensor:
-        rng = CounterRNG([self._seeds[int(row)] for row in rows], torch.device("cpu"))
+        rng = CounterRNG([self.seeds[int(row)] for row in rows], torch.device("cpu"))
         noise = rng.gumbel(steps[:, None] * N + np.arange(N), V)
         token = (logits + noise).argmax(-1)
         chance = logits.softmax(-1).gather(-1, token[..., None])[..., 0]
@@ -51,9 +51,9 @@ class TableProcess:
 
 
 def decode(process: TableProcess, ahead: int = 1) -> tuple[Tensor, Stats]:
-    rows = len(process.start())
-    meter = Meter(torch.device("cpu"), rows)
-    return decode_masked(process, meter, ahead)[0], meter.stats(0)
+    batch = MaskedBatch(process, ahead, process.seeds)
+    batch.run()
+    return batch.state.result(), batch.stats()
 
 
 def distance(tokens: Tensor, process: TableProcess) -> float:

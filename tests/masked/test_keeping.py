@@ -25,7 +25,7 @@ class KeepingProcess(TableProcess):
         self._keep = keep.start(rows)
 
     def advance(self, rows: Ints, states: Tensor, logits: Tensor, steps: Ints) -> Tensor:
-        rng = CounterRNG([self._seeds[int(row)] for row in rows], torch.device("cpu"))
+        rng = CounterRNG([self.seeds[int(row)] for row in rows], torch.device("cpu"))
         token = (logits + rng.gumbel(steps[:, None] * N + np.arange(N), V)).argmax(-1)
         known = self._order[rows].argsort(1).argsort(1) < torch.from_numpy(steps + 1)[:, None]
         missing = states == V

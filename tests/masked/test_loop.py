@@ -13,10 +13,9 @@ import torch
 from masked_table import LIMIT, ROWS, N, TableProcess, decode, distance
 from torch import Tensor
 
-from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import Step
+from mmspec.decoding.step import Step, Watch
 from mmspec.errors import ArgumentError
-from mmspec.masked.loop import Ints, decode_masked
+from mmspec.masked.loop import Ints, MaskedBatch
 
 
 def test_one_place_per_step_follows_the_joint_distribution() -> None:
@@ -75,9 +74,8 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 
 def test_steps_are_reported_with_what_is_missing() -> None:
-    process, meter = TableProcess(range(3), N), Meter(torch.device("cpu"), 3)
     seen: list[Step] = []
-    decode_masked(process, meter, 1, seen.append)
+    MaskedBatch(TableProcess(range(3), N), 1, range(3), Watch(seen.append)).run()
     assert [step.nfe for step in seen] == [1, 2, 3, 4] and [step.committed for step in seen] == [3, 6, 9, 12]
     assert [int((torch.stack(list(step.tokens)) < 0).sum()) for step in seen] == [9, 6, 3, 0]
 
