@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,13 +11,8 @@ from torch import Tensor
 from mmspec.audio.codec import Codec
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import ends_sentence
-from mmspec.batching.request import PreparedBatch, PreparedRows
-from mmspec.batching.run import Decoded, run
-from mmspec.decoding.layout import Layout
-from mmspec.decoding.resources import DraftResources
+from mmspec.batching.request import PreparedBatch
 from mmspec.decoding.stats import RowStats
-from mmspec.decoding.step import OnStep
-from mmspec.decoding.target import Target
 from mmspec.heads.head import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.recipes import Recipe
@@ -32,11 +27,13 @@ class PreparedText:
         parts: The parts, such as sentences, decoded separately and played in this order, in the adapter's own format.
         notes: Remarks for the caller.
         texts: The text of each part, which tells where a pause belongs and what was truncated; may be empty.
+        adapter: The adapter that read it, once a pipeline has it; it follows reference audio, if the pipeline does.
     """
 
     parts: Sequence[Any]
     notes: list[str] = field(default_factory=list)
     texts: Sequence[str] = ()
+    adapter: SpeechAdapter | None = None
 
     def pause_follows(self, part: int) -> bool:
         """Whether a pause may follow a part: another part follows, and this one ends a sentence as far as known."""
@@ -75,68 +72,12 @@ def _beginning(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-class DecodingJob(Protocol):
-    """A batch to decode."""
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        """Decodes the batch; rows that end early are padded with tokens that `SpeechAdapter.codes` drops."""
-        ...
-
-
-@runtime_checkable
-class PreparableJob(DecodingJob, Protocol):
-    """A batch that an engine can decode, window by window."""
-
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
-        """The batch, ready to be decoded."""
-        ...
-
-
-@dataclass(frozen=True)
-class TargetJob:
-    """A batch that one target decodes.
-
-    Attributes:
-        target: The model with its prompts given.
-        layout: The tokens to generate.
-        resources: The resources of the model for drafters.
-        samplings: Sampling parameters of the rows, in place of those of the call; None takes these.
-    """
-
-    target: Target
-    layout: Layout
-    resources: DraftResources
-    samplings: Sequence[SamplingParams] | None = None
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        samplings = samplings if self.samplings is None else self.samplings
-        return run(self.target, recipe, self.layout, samplings, seeds, self.resources, on_step, measure_entropy)
-
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
-        """See `PreparableJob`."""
-        return PreparedRows(self.target, self.layout, self.samplings or samplings, self.resources)
-
-
 class SpeechAdapter(Protocol):
     """The interface between `mmspec.audio.pipeline.SpeechPipeline` and a speech or music model.
 
-    An adapter may also have three bools: `takes_min_p` (False), whether its jobs sample with the min-p and typical-p of
-    a call, which are refused otherwise; `in_engines` (True), whether engines can decode its batches; `answers` (False),
-    whether `read` runs a model that answers the text, so that a server must not call it where requests wait.
+    An adapter may also have two bools: `takes_min_p` (False), whether its rows are sampled with the min-p and typical-p
+    of a call, which are refused otherwise; `answers` (False), whether `read` runs a model that answers the text, so
+    that a server must not call it where requests wait.
 
     Attributes:
         codec: Decodes the model's codes into audio.
@@ -160,8 +101,8 @@ class SpeechAdapter(Protocol):
         """
         ...
 
-    def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> DecodingJob:
-        """Prepares a batch with one row per part."""
+    def prepare_rows(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
+        """Prepares a batch with one row per part, of one kind, and sampling parameters for each."""
         ...
 
     def codes(self, tokens: Tensor) -> Tensor:
@@ -171,7 +112,7 @@ class SpeechAdapter(Protocol):
 
 @runtime_checkable
 class SupportsHeads(SpeechAdapter, Protocol):
-    """An adapter of a model that draft heads can be trained for; its jobs pass them on.
+    """An adapter of a model that draft heads can be trained for; its rows have them.
 
     Attributes:
         heads: Draft heads by kind.
@@ -256,6 +197,15 @@ class ContinuesLatest(SupportsVoiceContinuation, Protocol):
     """
 
     continues_latest: bool
+
+
+@runtime_checkable
+class SeparatesParts(SpeechAdapter, Protocol):
+    """An adapter of a model whose parts are not all prepared together."""
+
+    def kind(self, part: Any) -> Hashable:
+        """Parts of different kinds are not prepared together."""
+        ...
 
 
 @runtime_checkable

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.adapter import PreparedText, SpeechAdapter, codec_of_part
+from mmspec.audio.adapter import SpeechAdapter, codec_of_part
+from mmspec.audio.audio_renderer import AudioRenderer
+from mmspec.audio.engine_thread import outputs_from_thread
 from mmspec.audio.outputs import AudioOutput, AudioStream
-from mmspec.audio.part_stream import stream_part
 from mmspec.audio.resampling import Resampler, resample
-from mmspec.audio.text_parts import continued, continues_latest
-from mmspec.batching.run import Decoded
-from mmspec.decoding.stats import RowStats, Stats
-from mmspec.decoding.step import OnStep
+from mmspec.audio.text_parts import TextParts
+from mmspec.batching.call import CallEngine
+from mmspec.batching.request import PreparedRequest
+from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
 
 MAX_PAUSE = 60  # seconds
@@ -47,81 +51,62 @@ class AudioAssembler:
         self._adapter = adapter
         self._silence = np.zeros((codec.channels, round(pause * codec.sampling_rate)), dtype=np.float32)
 
-    def output(
-        self, prepared: PreparedText, parts: Sequence[Tensor], rows: Sequence[RowStats], seed: int, stats: Stats
-    ) -> AudioOutput:
-        """The audio of one text.
+    def request(self, text: TextParts, latent: bool = False) -> PreparedRequest:
+        """The request of a text, whose result is an `AudioOutput`.
 
         Args:
-            prepared: The text.
-            parts: The tokens of each of its parts.
-            rows: The statistics of each part.
-            seed: The seed of the text.
-            stats: The statistics of the call.
+            text: The text.
+            latent: Whether the result has no samples.
         """
-        tokens, chunks = [part.cpu() for part in parts], list[NDArray[np.float32]]()
-        for i, part in enumerate(tokens):
-            chunks.append(self._decode(part, prepared.parts[i]))
-            if prepared.pause_follows(i):
-                chunks.append(self._silence)
-        audio, own = np.concatenate(chunks, axis=-1), self._adapter.codec.sampling_rate
-        if self.sampling_rate != own:
-            audio = resample(audio, own, self.sampling_rate)
-        notes, truncated = prepared.remarks(self._adapter, tokens, rows), any(row.truncated for row in rows)
-        return AudioOutput(audio, self.sampling_rate, tokens, seed, notes, truncated, stats)
+        return text.request(partial(self._output, text, latent))
 
-    def stream(
-        self,
-        prepared: PreparedText,
-        seed: int,
-        decode: Callable[[int, Any, OnStep], Decoded],
-        first: int,
-        every: int,
-        on_step: OnStep | None,
-    ) -> AudioStream:
-        """The audio of one text in chunks, which add up to that of `output`.
+    def _output(self, text: TextParts, latent: bool, tokens: Sequence[Tensor], stats: Stats) -> AudioOutput:
+        """The audio of a text from the tokens of each of its parts."""
+        chunks = [np.zeros_like(self._silence[:, :0])]
+        for i, part in enumerate(() if latent else tokens):
+            chunks += [self._decode(part, text.prompts[i]), self._silence_after(text, i)]
+        audio, own = np.concatenate(chunks, axis=-1), self._adapter.codec.sampling_rate
+        if self.sampling_rate != own and not latent:
+            audio = resample(audio, own, self.sampling_rate)
+        notes, truncated = (
+            text.prepared.remarks(self._adapter, tokens, stats.rows),
+            any(r.truncated for r in stats.rows),
+        )
+        return AudioOutput(audio, self.sampling_rate, list(tokens), text.seed, notes, truncated, stats)
+
+    def stream(self, engine: CallEngine, text: TextParts, first: int, every: int) -> AudioStream:
+        """The audio of a text in chunks, which add up to that of its request.
 
         Args:
-            prepared: The text.
-            seed: The seed of the text.
-            decode: Decodes a part, given its number, and calls its last argument after every window.
+            engine: Decodes the request of the text.
+            text: The text.
             first: Frames in the first chunk of each part.
             every: Frames in the later chunks.
-            on_step: Called after every window, from another thread.
         """
-        own, notes, truncations = self._adapter.codec.sampling_rate, list(prepared.notes), list[str]()
-        resampler = None if self.sampling_rate == own else Resampler(own, self.sampling_rate)
-
-        def decoded() -> Iterator[NDArray[np.float32]]:
-            start: tuple[Any, Tensor] | None = None
-            for i, part in enumerate(prepared.parts):
-                if start is not None:
-                    part = continued(self._adapter, part, *start)
-
-                def decode_part(observe: OnStep, part: Any = part, number: int = i) -> Decoded:
-                    return decode(number, part, observe)
-
-                found = yield from stream_part(self._adapter, part, decode_part, first, every, on_step)
-                if i == 0 or continues_latest(self._adapter):
-                    start = part, found.tokens[0]
-                if not self._adapter.codes(found.tokens[0]).shape[-1]:
-                    notes.append(prepared.silence_note(i))
-                if found.stats.rows[0].truncated:
-                    truncations.append(prepared.truncation_note(i, found.stats.rows[0].tokens))
-                if self._silence.shape[-1] and prepared.pause_follows(i):
-                    yield self._silence
+        silences = [self._silence_after(text, i) for i in range(len(text.prompts))]
+        notes, truncations = list(text.prepared.notes), list[str]()
+        tokens: list[list[Tensor]] = [[] for _ in text.prompts]
 
         def chunks() -> Generator[NDArray[np.float32], None, None]:
-            if resampler is None:
-                yield from decoded()
-                return
-            for chunk in decoded():
-                if (audio := resampler.push(chunk)).shape[-1]:
-                    yield audio
-            if (audio := resampler.finish()).shape[-1]:
-                yield audio
+            renderer = AudioRenderer(self._adapter, first, every, self.sampling_rate, silences)
+            before = 0
+            with closing(outputs_from_thread(engine)) as outputs:
+                for output in outputs:
+                    tokens[output.part].append(output.tokens)
+                    ended = len(text.prompts) if output.finished else output.part
+                    for i in range(before, ended):
+                        if not self._adapter.codes(torch.cat(tokens[i])).shape[-1]:
+                            notes.append(text.prepared.silence_note(i))
+                        row = engine.row_stats(i)
+                        if row is not None and row.truncated:
+                            truncations.append(text.prepared.truncation_note(i, row.tokens))
+                    before = ended
+                    yield from renderer.push([output], output.finished)
 
-        return AudioStream(chunks(), self.sampling_rate, seed, notes, truncations)
+        return AudioStream(chunks(), self.sampling_rate, text.seed, notes, truncations)
+
+    def _silence_after(self, text: TextParts, part: int) -> NDArray[np.float32]:
+        return self._silence if text.prepared.pause_follows(part) else self._silence[:, :0]
 
     def _decode(self, tokens: Tensor, part: Any) -> NDArray[np.float32]:
         """The audio float32 [channels, samples] of the tokens of a part, in the model's rate."""

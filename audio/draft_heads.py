@@ -11,7 +11,6 @@ import torch
 
 from mmspec.audio.adapter import (
     MergesVocabularies,
-    PreparableJob,
     SpeechAdapter,
     SupportsFrameHeads,
     SupportsHeads,
@@ -56,10 +55,9 @@ def training_prompts(
     recipe = parse("frame" if isinstance(adapter, SupportsFrameHeads) else "scd").with_knobs(window=max(slack, 2))
 
     def ready() -> PreparedRows:
-        job = adapter.job(parts, recipe, samplings)
-        found = job.prepare(recipe, samplings) if isinstance(job, PreparableJob) else None
+        found = adapter.prepare_rows(parts, recipe, samplings)
         if not isinstance(found, PreparedRows):
-            raise ArgumentError(f"no drafter can be trained for this model: it decodes with {type(job).__name__}")
+            raise ArgumentError(f"no drafter can be trained for this model: its rows are {type(found).__name__}")
         return found
 
     first = ready()

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mmspec import limits
 from mmspec.arguments import check_callback, check_flag, check_integer, check_text, processor_errors, shown, text_list
 from mmspec.audio.adapter import (
-    PreparableJob,
     PreparedText,
     SpeechAdapter,
     SupportsDuration,
@@ -26,11 +24,10 @@ from mmspec.audio.assembly import AudioAssembler
 from mmspec.audio.draft_heads import add_head, supports_heads, training_prompts
 from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
 from mmspec.audio.reference_audio import ReferenceAudio
-from mmspec.audio.text_parts import continued, continues_latest, decode_parts, draws_voice, part_seed
+from mmspec.audio.text_parts import TextParts
+from mmspec.batching.call import CallEngine
 from mmspec.batching.request import PreparedBatch, PreparedRequest, RowPrompt
-from mmspec.batching.run import Decoded
-from mmspec.decoding.stats import Stats
-from mmspec.decoding.step import OnStep
+from mmspec.decoding.step import OnStep, Watch
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
@@ -51,11 +48,6 @@ class SpeechPipeline:
 
     def __init__(self, adapter: SpeechAdapter) -> None:
         self.adapter = adapter
-
-    @property
-    def in_engines(self) -> bool:
-        """Whether a `mmspec.Engine` can decode the model."""
-        return bool(getattr(self.adapter, "in_engines", True))
 
     @property
     def sampling_rate(self) -> int:
@@ -174,7 +166,7 @@ class SpeechPipeline:
             raise PromptError(f"text={text!r} is empty; give words to say")
         limits.TEXT.check("text", len(text))
         with processor_errors("text", text):
-            return self.adapter.read(text, voice)
+            return replace(self.adapter.read(text, voice), adapter=self.adapter)
 
     @refuse_unknown_keywords
     def __call__(
@@ -218,7 +210,8 @@ class SpeechPipeline:
                 not depend on it.
             pause: Seconds of silence after each sentence at which a text was split, in addition to the model's own.
             sampling_rate: Samples per second of the audio, which is resampled; None is the model's rate.
-            on_step: Called with a `mmspec.decoding.step.Step` after every target call; it counts anew for each batch.
+            on_step: Called with a `mmspec.decoding.step.Step` after every target call of a batch, whose rows and counts
+                it shows; parts join and leave a batch while it runs.
             measure_entropy: Also report the entropy of the target distribution.
 
         Returns:
@@ -241,24 +234,23 @@ class SpeechPipeline:
         sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         prepared = [self.read(t, voice) for t in texts]
         seeds = row_seeds(seed, len(texts))
-
-        def decode(parts: Sequence[Any], part_seeds: Sequence[int]) -> Decoded:
-            return self._decode(parts, chosen, sampling, part_seeds, on_step, measure_entropy)
-
-        spoken = decode_parts(self.adapter, prepared, seeds, batch_size, decode)
-        outputs, stats, first = [], spoken.stats, 0
-        for each, own_seed in zip(prepared, seeds, strict=True):
-            last = first + len(each.parts)
-            tokens, rows = spoken.tokens[first:last], stats.rows[first:last]
-            outputs.append(assembler.output(each, tokens, rows, own_seed, stats))
-            first = last
+        requests = [
+            assembler.request(TextParts(self.adapter, each, sampling, own_seed))
+            for each, own_seed in zip(prepared, seeds, strict=True)
+        ]
+        engine = CallEngine(self, requests, chosen, batch_size, Watch(on_step, measure_entropy))
+        outputs = engine.results()
+        stats = engine.call_stats()
+        for output in outputs:
+            output.stats = stats
         return outputs[0] if isinstance(text, str) else AudioOutputs(outputs, stats)
 
     def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
         """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
 
         Args:
-            prompt: A text, or what `read` made of it.
+            prompt: A text, or what `read` made of it; that of a pipeline of the same model that follows reference audio
+                is read by this one.
             options: `seed`, `voice`, `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `guidance_scale`, `pause`,
                 `sampling_rate`, and `output_type`: "audio" for an `AudioOutput`, "latent" for one without samples.
             recipe: How it is decoded.
@@ -267,6 +259,9 @@ class SpeechPipeline:
             PromptError: For a text that the model cannot speak.
             ArgumentError: For an option of another name, or whose value is not allowed.
         """
+        adapter = prompt.adapter if isinstance(prompt, PreparedText) else None
+        if adapter is not None and adapter is not self.adapter:
+            return SpeechPipeline(adapter).read_request(prompt, options, recipe)
         names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale")
         check_options(options, ("seed", "voice", *names, "pause", "sampling_rate", "output_type"))
         output_type = options.get("output_type", "audio")
@@ -276,52 +271,14 @@ class SpeechPipeline:
         sampling = self._sampling(*(options.get(name) for name in names))
         prepared = self.read(prompt, options.get("voice"))
         (seed,) = row_seeds(options.get("seed"), 1)
-        latest = continues_latest(self.adapter)
-        # First and later parts may differ, such as in their guidance.
-        rows = [
-            RowPrompt(part, sampling, part_seed(seed, i), (sampling, latest and i > 0))
-            for i, part in enumerate(prepared.parts)
-        ]
-
-        def continue_row(part: RowPrompt, first: RowPrompt, tokens: Tensor) -> RowPrompt:
-            return replace(part, prompt=continued(self.adapter, part.prompt, first.prompt, tokens))
-
-        def finish(tokens: Sequence[Tensor], stats: Stats) -> AudioOutput:
-            if output_type == "latent":
-                nothing = np.zeros((self.adapter.codec.channels, 0), dtype=np.float32)
-                truncated = any(row.truncated for row in stats.rows)
-                notes = prepared.remarks(self.adapter, tokens, stats.rows)
-                return AudioOutput(nothing, self.sampling_rate, list(tokens), seed, notes, truncated, stats)
-            return assembler.output(prepared, tokens, stats.rows, seed, stats)
-
-        continue_part = continue_row if draws_voice(self.adapter) else None
-        return PreparedRequest(rows, finish, seed, continue_part, prepared.notes, chained=latest)
+        return assembler.request(TextParts(self.adapter, prepared, sampling, seed), output_type == "latent")
 
     def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedBatch:
-        """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`.
-
-        Raises:
-            ArgumentError: For a model that an engine cannot decode.
-        """
-        samplings = [row.sampling for row in rows]
+        """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
         with torch.inference_mode():
-            job = self.adapter.job([row.prompt for row in rows], recipe, samplings)
-            if not isinstance(job, PreparableJob):
-                raise ArgumentError(
-                    f"engines do not decode {type(self.adapter).__name__.removesuffix('Adapter')}, whose tokens come "
-                    "from several models in turn; call the pipeline"
-                )
-            return job.prepare(recipe, samplings)
-
-    def decode_part(self, row: RowPrompt, recipe: Recipe, on_step: OnStep | None = None) -> Decoded:
-        """The tokens [1, n, *cell] of a row of `read_request`, decoded alone, and their statistics.
-
-        Args:
-            row: The row.
-            recipe: How to decode.
-            on_step: As in a call.
-        """
-        return self._decode([row.prompt], recipe, row.sampling, [row.seed], on_step)
+            parts, samplings = [row.prompt.part for row in rows], [row.sampling for row in rows]
+            prepared: PreparedBatch = rows[0].prompt.adapter.prepare_rows(parts, recipe, samplings)
+            return prepared
 
     @refuse_unknown_keywords
     def stream(
@@ -378,11 +335,9 @@ class SpeechPipeline:
         assembler = AudioAssembler(self.adapter, pause, sampling_rate)
         prepared = self.read(text, voice)
         (own_seed,) = row_seeds(seed, 1)
-
-        def decode(number: int, part: Any, observe: OnStep) -> Decoded:
-            return self._decode([part], chosen, sampling, [part_seed(own_seed, number)], observe)
-
-        return assembler.stream(prepared, own_seed, decode, first, every, on_step)
+        parts = TextParts(self.adapter, prepared, sampling, own_seed)
+        engine = CallEngine(self, [assembler.request(parts, True)], chosen, 1, Watch(on_step), streams=True)
+        return assembler.stream(engine, parts, first, every)
 
     def _sampling(
         self,
@@ -409,17 +364,3 @@ class SpeechPipeline:
             min_p=own.min_p if min_p is None else min_p,
             typical_p=own.typical_p if typical_p is None else typical_p,
         )
-
-    def _decode(
-        self,
-        parts: Sequence[Any],
-        recipe: Recipe,
-        sampling: SamplingParams,
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool = False,
-    ) -> Decoded:
-        samplings = [sampling] * len(parts)
-        with torch.inference_mode():
-            job = self.adapter.job(parts, recipe, samplings)
-            return job.run(recipe, samplings, seeds, on_step, measure_entropy)

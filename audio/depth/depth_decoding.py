@@ -23,8 +23,10 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, Stats
+from mmspec.decoding.step import Watch
 from mmspec.decoding.target import Target
 from mmspec.decoding.window_policy import Committed, WindowPolicy
+from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
@@ -126,6 +128,16 @@ class FrameSpec:
     pad: int
     first: SamplingParams
     rest: SamplingParams
+
+
+def refuse_entropy(watch: Watch) -> None:
+    """Refuses to measure entropies.
+
+    Raises:
+        ArgumentError: If they are asked for.
+    """
+    if watch.measure_entropy:
+        raise ArgumentError("measure_entropy is not possible here: the tokens of a frame come from two models")
 
 
 @dataclass(frozen=True)

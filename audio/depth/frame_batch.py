@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import (
-    DecodedFrames,
     DepthDecoding,
     FrameModel,
     FrameSpec,
     JoinableFrames,
     frame_numbers,
+    refuse_entropy,
 )
-from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.assembly import window_policy
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
@@ -208,8 +207,7 @@ class PreparedFrames:
         Raises:
             ArgumentError: For a recipe with trees, and if entropies are asked for.
         """
-        if watch.measure_entropy:
-            raise ArgumentError("measure_entropy is not possible here: the tokens of a frame come from two models")
+        refuse_entropy(watch)
         if recipe.info.tree:
             raise ArgumentError(f"recipe {recipe.name!r} is not possible here: a depth decoder reads windows only")
         model, spec, count = self.model, self.spec, len(seeds)
@@ -228,33 +226,3 @@ class PreparedFrames:
         meter = Meter(model.device, count)
         first, rest = [spec.first] * count, [spec.rest] * count
         return FrameBatch(model, draft, recipe, state, first, rest, policy, meter, watch.on_step)
-
-
-def decode_frames(
-    model: FrameModel,
-    recipe: Recipe,
-    spec: FrameSpec,
-    seeds: Sequence[int],
-    draft: FrameModel | None = None,
-    on_step: OnStep | None = None,
-    adaptive_windows: AdaptiveWindows | None = None,
-) -> DecodedFrames:
-    """Decodes a batch of rows frame by frame, the codes of each frame by a recipe.
-
-    Args:
-        model: The model with its prompts given.
-        recipe: How the tokens after the first are decoded; the token "above" is the same codebook of the last frame.
-        spec: The frames to generate.
-        seeds: One per row. A row's frames depend on its seed and prompt alone.
-        draft: A smaller model with the same prompts, for recipes that use one; it drafts the depth.
-        on_step: Called after every frame; the tokens of its `Step` are frames.
-        adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`; all frames share one.
-
-    Raises:
-        ArgumentError: For a recipe with trees.
-    """
-    resources = DraftResources(adaptive_windows={} if adaptive_windows is None else adaptive_windows)
-    batch = PreparedFrames(model, spec, resources, draft).batch(recipe, seeds, Watch(on_step))
-    batch.run()
-    longest = int(np.max(batch.state.length))  # rows that started together: those that ran to the end are the longest
-    return DecodedFrames(batch.state.result()[:, :longest], batch.stats())

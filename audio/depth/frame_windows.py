@@ -12,7 +12,7 @@ The end of a row is thus a function of the prefix, like every other distribution
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
@@ -23,18 +23,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import (
-    DecodedFrames,
     FrameSpec,
     GivesCodes,
     JoinableFrames,
     given_constraint,
+    refuse_entropy,
 )
 from mmspec.batching.request import PreparedRows
-from mmspec.batching.run import run
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.step import OnStep, Step
+from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.decoding.target import cache_bytes
 from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
@@ -280,51 +280,18 @@ def probs(logits: Logits, sampler: TokenSampler) -> Tensor:
     return sampler(logits, np.zeros(logits.cond.shape[:2], dtype=np.int64))
 
 
-def decode_frame_windows(
-    model: FrameWindowModel,
-    recipe: Recipe,
-    spec: FrameSpec,
-    seeds: Sequence[int],
-    ahead: int,
-    draft: FrameWindowModel | None = None,
-    on_step: OnStep | None = None,
-    adaptive_windows: AdaptiveWindows | None = None,
-    heads: Mapping[str, Head] = NO_HEADS,
-) -> DecodedFrames:
-    """Decodes a batch of rows like `mmspec.audio.depth.frame_batch.decode_frames`, with `ahead` frames in a window.
+@dataclass(frozen=True)
+class PreparedFrameWindows(PreparedRows):
+    """Rows that are ready to be decoded as streams of the tokens of their frames."""
 
-    A target call is at most one call of the backbone and one of the depth decoder.
+    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
+        """The batch, before its first token.
 
-    Args:
-        model: The model with its prompts given.
-        recipe: How the tokens of all frames are decoded. A window has `ahead` frames, whatever the recipe's own window
-            is; with `window=auto`, at most that many. The token "above" is the same codebook of the last frame.
-        spec: The frames to generate.
-        seeds: One per row.
-        ahead: Frames in a window.
-        draft: A smaller model with the same prompts, for recipes that use one.
-        on_step: Called after every target call; the tokens of its `Step` are complete frames.
-        adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`.
-        heads: Draft heads by kind: a frame head drafts whole frames.
-
-    Raises:
-        ArgumentError: For a number of frames out of range, and for a recipe with trees.
-    """
-    made = prepare_frame_windows(model, recipe, spec, len(seeds), ahead, draft, adaptive_windows, heads)
-    size, end = 1 + model.codes, model.vocab_size
-    recipe = made.recipe or recipe
-
-    def report_frames(step: Step) -> None:
-        assert on_step is not None
-        rows = [row[: len(row) // size * size].view(-1, size) for row in step.tokens]
-        on_step(replace(step, tokens=rows))
-
-    observe = None if on_step is None else report_frames
-    decoded = run(made.target, recipe, made.layout, made.samplings, seeds, made.resources, observe)
-    frames = decoded.tokens.unflatten(1, (-1, size))
-    before_end = frames[..., :1] != end
-    longest = int(before_end.sum(1).max())
-    return DecodedFrames(torch.where(before_end, frames, spec.pad)[:, :longest], decoded.stats)
+        Raises:
+            ArgumentError: If entropies are asked for.
+        """
+        refuse_entropy(watch)
+        return super().batch(recipe, seeds, watch)
 
 
 def prepare_frame_windows(
@@ -336,8 +303,21 @@ def prepare_frame_windows(
     draft: FrameWindowModel | None = None,
     adaptive_windows: AdaptiveWindows | None = None,
     heads: Mapping[str, Head] = NO_HEADS,
-) -> PreparedRows:
-    """A batch of `count` rows, ready to be decoded; the other arguments are those of `decode_frame_windows`.
+) -> PreparedFrameWindows:
+    """A batch of `count` rows, ready to be decoded with `ahead` frames in a window.
+
+    A target call is at most one call of the backbone and one of the depth decoder.
+
+    Args:
+        model: The model with its prompts given.
+        recipe: How the tokens of all frames are decoded. A window has `ahead` frames, whatever the recipe's own window
+            is; with `window=auto`, at most that many. The token "above" is the same codebook of the last frame.
+        spec: The frames to generate.
+        count: B.
+        ahead: Frames in a window.
+        draft: A smaller model with the same prompts, for recipes that use one.
+        adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`.
+        heads: Draft heads by kind: a frame head drafts whole frames.
 
     Raises:
         ArgumentError: For a number of frames out of range.
@@ -379,4 +359,5 @@ def prepare_frame_windows(
         return rows[: int((rows[:, 0] != end).long().cumprod(0).sum())]
 
     target = FrameTarget(model, spec, count, slack)
-    return PreparedRows(target, layout, [SamplingParams()] * count, resources, tokens=frames, recipe=recipe)
+    samplings = [SamplingParams()] * count
+    return PreparedFrameWindows(target, layout, samplings, resources, tokens=frames, recipe=recipe)

@@ -178,38 +178,6 @@ def decode_columns(
     return plan(model).decode(model, call.recipe, seeds, draft, call.on_step, tables=tables)
 
 
-@dataclass(frozen=True)
-class ColumnDecodingJob:
-    """A `mmspec.audio.adapter.DecodingJob` of columns.
-
-    Attributes:
-        model: The model.
-        plan: Its plan for the batch.
-        draft: The plan of a draft model, or None.
-        tables: Returns the vectors of the codes, see `ColumnDecodingPlan.decode`.
-    """
-
-    model: Any
-    plan: ColumnDecodingPlan
-    draft: ColumnDecodingPlan | None
-    tables: Callable[[], Sequence[Tensor]]
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        """Columns int64 [B, N, K]. The sampling parameters are those of the plan."""
-        return self.plan.decode(self.model, recipe, seeds, self.draft, on_step, measure_entropy, self.tables)
-
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
-        """See `mmspec.audio.adapter.PreparableJob`. The sampling parameters are those of the plan."""
-        return self.plan.prepare(self.model, recipe, len(samplings), self.draft, self.tables)
-
-
 def check_same_class(model: Any, draft_model: Any) -> Any:
     """The draft model, after a check that it has the model's class.
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmspec.audio.adapter import PreparedText, TargetJob
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.spoken.checkpoint import load_module
@@ -22,6 +22,7 @@ from mmspec.audio.spoken.script import Script
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import alphabet, read, script
 from mmspec.audio.spoken.transformer import STOP, SpokenTransformer
+from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.layout import Layout
@@ -69,7 +70,9 @@ class SpokenAdapter:
         parts = [script(sentence, number) for sentence in sentences]
         return PreparedText(parts, normalized.notes, [sentence.text for sentence in sentences])
 
-    def job(self, parts: Sequence[Script], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
+    def prepare_rows(
+        self, parts: Sequence[Script], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedRows:
         features = [alphabet().features(part) for part in parts]
         length = _TOKENS_PER_PHONE * max(map(len, parts)) + 20
         target = SpokenTarget(self.net, features, length, slack=recipe.window)
@@ -81,7 +84,7 @@ class SpokenAdapter:
             adaptive_windows=self._adaptive_windows,
             heads=self.heads,
         )
-        return TargetJob(target, Layout(length, eos=frozenset({STOP}), pad=STOP), resources)
+        return PreparedRows(target, Layout(length, eos=frozenset({STOP}), pad=STOP), samplings, resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
         return (tokens[tokens != STOP] % CODES)[None]

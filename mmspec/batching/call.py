@@ -61,6 +61,16 @@ class CallEngine(Engine):
         found = {output.request_id: output.result for output in self.outputs() if output.finished}
         return [found[str(number)] for number in range(len(found))]
 
+    def stop(self) -> None:
+        """Ends the call at its next step; any thread may call it."""
+        with self._lock:
+            for progress in self._requests.values():
+                progress.cancelled = True
+
+    def row_stats(self, number: int) -> RowStats | None:
+        """The statistics of a row, counted over the requests in their order; None before its end."""
+        return self._rows[number].stats
+
     def call_stats(self) -> Stats:
         """The statistics of the whole call."""
         assert self._stats is not None, "a batch has ended"

@@ -31,7 +31,7 @@ MOST_KINDS = 1024  # kinds of rows whose size in bytes is remembered
 
 def supports_engine(pipe: Any) -> bool:
     """Whether an engine can decode requests of a pipeline."""
-    return hasattr(pipe, "read_request") and hasattr(pipe, "prepare_rows") and getattr(pipe, "in_engines", True)
+    return hasattr(pipe, "read_request") and hasattr(pipe, "prepare_rows")
 
 
 class QueueFullError(ArgumentError):
@@ -286,7 +286,7 @@ class Engine:
         try:
             with torch.no_grad():
                 prepared = self.pipe.prepare_rows([row.prompt for row in rows], rows[0].progress.recipe)
-            group = start_group(rows, prepared, self._watch, self._shared)
+            group = start_group(rows, prepared, self._watch, self._shared, self._streams)
         except Exception as error:
             return self._fail(rows, error)
         if len(self._row_bytes) > MOST_KINDS:
@@ -376,7 +376,8 @@ class Engine:
     def _output(self, progress: Progress, row: Row) -> RequestOutput:
         assert row.tokens is not None
         new, row.given = row.tokens[row.given :], len(row.tokens)
-        return RequestOutput(progress.request.id, new, False, None, sum(r.calls for r in progress.rows), row.part)
+        calls = sum(r.calls for r in progress.rows)
+        return RequestOutput(progress.request.id, new, False, None, calls, row.part, row.prompt.prompt)
 
     def _continue(self, progress: Progress, row: Row) -> None:
         """Queues the parts of a request that continue a part, once that is finished."""
@@ -408,7 +409,8 @@ class Engine:
         self._forget(progress)
         self._totals.completed += 1
         calls = sum(row.calls for row in rows)
-        return RequestOutput(name, last.tokens[last.given :], True, reason, calls, last.part, result)
+        new = last.tokens[last.given :]
+        return RequestOutput(name, new, True, reason, calls, last.part, last.prompt.prompt, result)
 
     def _fail(self, rows: Sequence[Row], error: Exception) -> list[RequestOutput]:
         """Handles an error in a batch of rows.
@@ -443,7 +445,8 @@ class Engine:
         else:
             self._totals.failed += 1
         calls = sum(row.calls for row in progress.rows)
-        return RequestOutput(progress.request.id, new, True, reason, calls, row.part, None, error)
+        prompt = row.prompt.prompt
+        return RequestOutput(progress.request.id, new, True, reason, calls, row.part, prompt, None, error)
 
     def _forget(self, progress: Progress) -> None:
         progress.done = True

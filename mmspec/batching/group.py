@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.batching.request import DecodingBatch, PreparedBatch, PreparedRequest, Request, RowPrompt
 from mmspec.decoding.assembly import window_policy
 from mmspec.decoding.stats import RowStats
-from mmspec.decoding.step import OnStep, Watch
+from mmspec.decoding.step import Watch
 from mmspec.recipes import Recipe
 
 STEPS = 4  # single steps that a window policy may take in one step of an engine that requests come to
@@ -185,20 +185,22 @@ class Group:
             self.batch.use()
 
 
-def start_group(rows: Sequence[Row], prepared: PreparedBatch, watch: Watch, shared: bool) -> Group:
-    """Reads the prompts of rows and samples their first tokens; the arguments are those of `Group`."""
+def start_group(rows: Sequence[Row], prepared: PreparedBatch, watch: Watch, shared: bool, streams: bool) -> Group:
+    """Reads the prompts of rows and samples their first tokens.
+
+    Args:
+        rows: As in `Group`.
+        prepared: As in `Group`.
+        watch: What to show of the decoding.
+        shared: As in `Group`.
+        streams: Whether tokens are given out as they come.
+    """
     recipe = prepared.recipe or rows[0].progress.recipe
     seeds = [row.prompt.seed for row in rows]
-    if watch.on_step is not None and prepared.tokens is not None:
-        watch = replace(watch, on_step=_converted(watch.on_step, prepared.tokens))
-    batch = prepared.batch(recipe, seeds, watch)
-    if shared:
-        batch.use(most_steps=STEPS if recipe.info.drafts else 1)
+    with torch.no_grad():  # draft models may read their prompts here
+        batch = prepared.batch(recipe, seeds, watch.converted(prepared.tokens))
+    if shared or streams:
+        batch.use(most_steps=STEPS if shared and recipe.info.drafts else 1)
     with torch.inference_mode():
         batch.start()
     return Group(batch, rows, recipe, prepared, shared)
-
-
-def _converted(on_step: OnStep, convert: Callable[[Tensor], Tensor]) -> OnStep:
-    """Shows steps with the tokens that the pipeline gives out."""
-    return lambda step: on_step(replace(step, tokens=[convert(tokens) for tokens in step.tokens]))

@@ -53,6 +53,7 @@ class RequestOutput:
         calls: Target calls that the request has taken part in.
         part: The index of the part that the tokens belong to: long texts are decoded in parts, such as sentences.
             Outputs come in the order of the parts.
+        prompt: The prompt of the part, as it was decoded.
         result: When finished: the pipeline's output of this request; None if it was cancelled or failed.
         error: The exception, if `finish_reason` is "error".
     """
@@ -63,6 +64,7 @@ class RequestOutput:
     finish_reason: FinishReason | None
     calls: int
     part: int = 0
+    prompt: Any = None
     result: Any = None
     error: Exception | None = None
 

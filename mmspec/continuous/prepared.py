@@ -50,11 +50,14 @@ class PreparedLatents:
     observe: OnStep | None = None
 
     def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
-        """The batch, before its first token. Entropies are not measured: a density over vectors has none in bits.
+        """The batch, before its first token.
 
         Raises:
-            ArgumentError: If the recipe is for discrete tokens, or needs a resource that the model does not have.
+            ArgumentError: If the recipe is for discrete tokens, or needs a resource that the model does not have, or if
+                entropies are asked for.
         """
+        if watch.measure_entropy:
+            raise ArgumentError("measure_entropy is not possible here: a vector's distribution has no entropy in bits")
         target, layout, resources = self.target, self.layout, self.resources
         rule = build_latent_rule(recipe)
         state = BatchState(seeds, layout, recipe.window, target.device, self.limits)

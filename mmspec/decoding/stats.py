@@ -289,6 +289,12 @@ class Meter:
             setattr(self, name, np.pad(ours, (0, longest - len(ours))) + np.pad(theirs, (0, longest - len(theirs))))
         self.clock.join(other.clock)
 
+    def add(self, other: Meter) -> None:
+        """Adds the counts of another run of the same rows, but not its acceptance, which describes a single run."""
+        self.nfe += other.nfe
+        for name in ("tokens", "calls", "excess", "bits", "surprise"):
+            getattr(self, name)[:] += getattr(other, name)
+
     def _measure(self, p: Tensor, tokens: Tensor, emitted: NDArray[np.bool_], ids: NDArray[np.int64]) -> None:
         """Adds entropy and negative log-probability of the emitted tokens.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -74,6 +74,15 @@ class Watch:
 
     on_step: OnStep | None = None
     measure_entropy: bool = False
+
+    def converted(self, convert: Callable[[Tensor], Tensor] | None) -> Watch:
+        """Shows steps with the tokens of each row converted, as the pipeline gives them out; None leaves them."""
+        on_step = self.on_step
+        if on_step is None or convert is None:
+            return self
+        return replace(
+            self, on_step=lambda step: on_step(replace(step, tokens=[convert(tokens) for tokens in step.tokens]))
+        )
 
 
 UNWATCHED = Watch()

@@ -16,8 +16,8 @@ def put_rows(
 ) -> Tensor:
     """The tensor `own` with the rows of `new` at indices `row_ids`, which count the conditional rows.
 
-    It is written in place where the new rows fit; otherwise all rows are copied to a larger tensor. An axis along which
-    the two differ takes the larger size; what a row does not have there is `fill`.
+    It is written in place where the new rows fit and each has memory of its own; otherwise all rows are copied to
+    another tensor. An axis along which the two differ takes the larger size; what a row does not have there is `fill`.
 
     Args:
         own: [..., cfg_factor * B, ...], its rows along `dim`.
@@ -35,6 +35,8 @@ def put_rows(
         larger = own.new_full(shape, fill)
         larger[tuple(slice(size) for size in own.shape)] = own
         own = larger
+    elif any(step == 0 and size > 1 for step, size in zip(own.stride(), own.shape, strict=True)):
+        own = own.clone()  # rows of one piece of memory, as of `expand`
     index = torch.tensor(row_ids, device=own.device)
     if any(a != b for i, (a, b) in enumerate(zip(own.shape, new.shape, strict=True)) if i != rows):
         own.index_fill_(rows, index, fill)

@@ -1,4 +1,4 @@
-"""The engine of a model: the running batch where it takes the model, one request after the other otherwise."""
+"""The engine of a model, as the server uses it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 from mmspec.audio.adapter import PreparedText
 from mmspec.batching.async_engine import AsyncEngine
 from mmspec.batching.engine import QueueFullError as BatchQueueFullError
-from mmspec.batching.engine import supports_engine
-from mmspec.serving.generation import CallOutput, DecodingRequest, Engine, QueueFullError
-from mmspec.serving.one_by_one import OneByOneEngine
+from mmspec.serving.generation import CallOutput, DecodingRequest, QueueFullError
 
 
-def new_engine(pipe: Any, recipe: str, max_rows: int, max_waiting: int) -> Engine:
+def new_engine(pipe: Any, recipe: str, max_rows: int, max_waiting: int) -> RunningBatch:
     """The engine of a pipeline.
 
     Args:
@@ -23,8 +21,6 @@ def new_engine(pipe: Any, recipe: str, max_rows: int, max_waiting: int) -> Engin
         max_rows: Rows that are decoded at the same time.
         max_waiting: Requests that may wait.
     """
-    if not supports_engine(pipe):
-        return OneByOneEngine(pipe, max_waiting)
     engine = AsyncEngine(pipe, recipe=recipe, max_rows=max_rows, max_waiting=max_waiting)
     return RunningBatch(engine)
 
@@ -53,7 +49,7 @@ class RunningBatch:
                     if output.error is not None:
                         raise output.error
                     notes = getattr(output.result, "notes", ())
-                    yield CallOutput(output.tokens, output.calls, output.part, notes)
+                    yield CallOutput(output.tokens, output.calls, output.part, output.prompt, notes)
         except BatchQueueFullError as error:
             raise QueueFullError(str(error)) from error
 

@@ -24,12 +24,14 @@ class CallOutput:
             model, int64 [n, *cell].
         calls: Target calls of the request so far.
         part: The index of the part of the text that they belong to; parts come in order.
+        prompt: The prompt of the part, as the engine decoded it.
         notes: With the last tokens of a text: remarks for the caller.
     """
 
     tokens: Tensor
     calls: int
     part: int = 0
+    prompt: Any = None
     notes: Sequence[str] = ()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.serving.engines import new_engine
+from mmspec.serving.generation import Engine
 from mmspec.serving.models import ServedModel, recipe_of
 from mmspec.serving.raster import check_served
 
@@ -29,10 +30,10 @@ def served_model(
     if not hasattr(pipe, "stream"):
         check_served(pipe, name)
     chosen = recipe_of(pipe, recipe)
-    engine = new_engine(pipe, chosen, max_rows, max_waiting)
+    engine: Engine = new_engine(pipe, chosen, max_rows, max_waiting)
     if learn is not None:
         # Imported here: it brings the training with it.
         from mmspec.serving.learning import learning
 
         engine = learning(engine, pipe, chosen, learn)
-    return ServedModel(name, pipe, chosen, engine, max_waiting=max_waiting)
+    return ServedModel(name, pipe, chosen, engine)

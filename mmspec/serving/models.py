@@ -13,7 +13,6 @@ from mmspec.errors import did_you_mean
 from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.serving.errors import ApiError
 from mmspec.serving.generation import Engine
-from mmspec.serving.one_by_one import OneByOneEngine
 from mmspec.serving.raster import Raster, raster_of
 from mmspec.serving.step_clock import StepClock
 
@@ -31,7 +30,6 @@ class ServedModel:
         recipe: The recipe of requests that name none.
         engine: Decodes requests.
         created: When the model was loaded, in seconds of the epoch.
-        max_waiting: Requests that may wait outside the engine, such as those that follow reference audio.
         clock: Of the steps of its engine.
         worker: Decodes tokens to pixels or audio, one request at a time.
     """
@@ -41,7 +39,6 @@ class ServedModel:
     recipe: str
     engine: Engine
     created: int = field(default_factory=lambda: int(time.time()))
-    max_waiting: int = 1024
     clock: StepClock = field(default_factory=StepClock)
     worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "mmspec-decode"))
 
@@ -74,11 +71,6 @@ class ServedModel:
             )  # fmt: skip
         return chosen
 
-    @cached_property
-    def one_by_one(self) -> OneByOneEngine:
-        """Decodes requests that need a pipeline of their own, such as one that follows reference audio."""
-        return OneByOneEngine(self.pipe, self.max_waiting)
-
     def describe(self) -> dict[str, Any]:
         """The model in `GET /v1/models`."""
         entry: dict[str, Any] = {"id": self.name, "object": "model", "created": self.created, "owned_by": "mmspec"}
@@ -90,8 +82,6 @@ class ServedModel:
     async def aclose(self) -> None:
         """Ends the engine."""
         await self.engine.aclose()
-        if "one_by_one" in vars(self):
-            await self.one_by_one.aclose()
         self.worker.shutdown(wait=False, cancel_futures=True)
 
 

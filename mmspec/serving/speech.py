@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from mmspec import limits
+from mmspec.audio.audio_renderer import AudioRenderer
 from mmspec.audio.pipeline import EVERY, FIRST
 from mmspec.serving.accounting import Accounting
 from mmspec.serving.audio_encoder import AudioEncoder, encoder_rate
-from mmspec.serving.audio_renderer import AudioRenderer
 from mmspec.serving.errors import ApiError
 from mmspec.serving.generation import CallOutput, DecodingRequest, Generation
 from mmspec.serving.models import ServedModel
@@ -65,9 +65,9 @@ class SpeechJob:
         voice = request.voice.id if isinstance(request.voice, VoiceId) else request.voice
         self.voice = None if voice == DEFAULT_VOICE and voice not in self.model.voices else voice
         reference = read_reference(request.ref_audio, request.ref_text, self.settings)
-        self.pipe = None if reference is None else pipe.with_reference_audio(*reference)
-        prepared = (self.pipe or pipe).read(request.input, self.voice)
-        self.prepared, self.notes, self.text_parts = prepared, prepared.notes, prepared.parts
+        self.pipe = pipe if reference is None else pipe.with_reference_audio(*reference)
+        prepared = self.pipe.read(request.input, self.voice)
+        self.prepared, self.notes = prepared, prepared.notes
         self.format = request.response_format or "mp3"
         self.rate = encoder_rate(self.format, pipe.sampling_rate)
         self.seed = secrets.randbits(62) if request.seed is None else request.seed
@@ -84,8 +84,6 @@ class SpeechJob:
     def start(self) -> Generation:
         """Hands the text to the engine."""
         settings = DecodingRequest(self.seed, self.recipe, self.request.user, self.request.settings())
-        if self.pipe is not None:
-            return Generation(self.model.one_by_one.generate(self.prepared, settings, self.pipe), self.model.clock)
         return Generation(self.model.engine.generate(self.prepared, settings), self.model.clock)
 
     def headers(self) -> dict[str, str]:
@@ -108,12 +106,13 @@ class SpeechJob:
         """
         first = self.request.initial_codec_chunk_frames or FIRST
         every = self.request.codec_chunk_frames or EVERY
-        renderer = AudioRenderer(self.pipe or self.model.pipe, self.text_parts, first, every, self.rate)
+        renderer = AudioRenderer(self.pipe.adapter, first, every, self.rate)
         loop, taken = asyncio.get_running_loop(), 0
         encoder = AudioEncoder(self.format, self.rate, self.channels, whole)
 
         def encode(outputs: list[CallOutput], last: bool) -> bytes:
-            audio: np.ndarray[Any, Any] = renderer.push(outputs, last)
+            silence = np.zeros((self.channels, 0), np.float32)
+            audio = np.concatenate([silence, *renderer.push(outputs, last)], axis=-1)
             if audio.shape[-1] and not self.samples:
                 self.accounting.first_audio()
             self.samples += audio.shape[-1]

@@ -12,6 +12,7 @@ import pytest
 import tiny_ace_step
 import tiny_codecs
 import torch
+from part_runs import decode_rows
 from safetensors.torch import save_file
 
 import mmspec
@@ -60,11 +61,9 @@ def test_prompts_are_the_originals() -> None:
 def test_greedy_codes_are_the_originals(recipe: str) -> None:
     """Three songs in a batch, guided; prompts of several lengths on both sides. 10 seconds are 50 codes, and no end."""
     adapter, params = pipeline(GOLDEN["songs"][0]).adapter, SamplingParams(0.0, guidance_scale=2.0)
-    job = adapter.job(parts(), parse(recipe), [params] * 3)
-    out = job.run(parse(recipe), [params] * 3, [0, 1, 2], None, False)
-    assert out.tokens.tolist() == GOLDEN["greedy"] and len(GOLDEN["greedy"][0]) == 50
-    assert not any(row.truncated for row in out.stats.rows)
-    assert torch.equal(adapter.codes(out.tokens[0]), out.tokens[:1])
+    found = decode_rows(adapter, parts(), parse(recipe), params, [0, 1, 2])
+    assert found.tolist() == GOLDEN["greedy"] and len(GOLDEN["greedy"][0]) == 50
+    assert torch.equal(adapter.codes(found[0]), found[:1])
 
 
 @torch.inference_mode()
@@ -76,7 +75,7 @@ def test_probabilities_are_the_originals() -> None:
     def distance(params: SamplingParams, last: SamplingParams | None) -> float:
         found = 0.0
         for row, part in enumerate(rows):
-            job = adapter.job([part], parse("plain"), [params])
+            job = adapter.prepare_rows([part], parse("plain"), [params])
             sampler = job.layout.sampler(job.samplings if last is None else [last], job.target.device)
             p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
             window = job.target.forward(torch.tensor([GOLDEN["sampled"][row][:-1]]), np.zeros(1, dtype=np.int64))
@@ -100,7 +99,7 @@ def test_windows_match_single_tokens() -> None:
 
     def make(rows: int, window: int) -> Target:
         params = SamplingParams(0.0, guidance_scale=2.0)
-        found: Target = adapter.job([part] * rows, parse(f"scd:window={window}"), [params] * rows).target
+        found: Target = adapter.prepare_rows([part] * rows, parse(f"scd:window={window}"), [params] * rows).target
         return found
 
     assert check_windows(make, 20) < 1e-4

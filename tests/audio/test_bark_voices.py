@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_speech
 import torch
+from part_runs import decode_rows
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -23,6 +24,8 @@ from transformers.models.bark.generation_configuration_bark import (
 import mmspec
 from mmspec.audio.models.bark.fine_stage import generate_fine
 from mmspec.errors import ArgumentError
+from mmspec.hf.generate import prepare
+from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 
 LONG = "one " * 40 + "two. " + "three " * 30 + "four."
@@ -90,12 +93,22 @@ def test_later_parts_go_on_with_the_voice_of_the_first(tmp_path: Path) -> None:
     codes = adapter.codes(first)
     assert torch.equal(following.voice.codes, codes) and torch.equal(following.voice.coarse, codes[:2])
     sampling = pipe._sampling(1.0, None, None, None)
-    alone = pipe._decode([following], mmspec.recipes.parse(adapter.recipe), sampling, [3 + 2**32], None).tokens[0]
+    alone = decode_rows(adapter, [following], parse(adapter.recipe), sampling, [3 + 2**32])[0]
     assert torch.equal(adapter.codes(alone), adapter.codes(second))
     assert torch.equal(adapter.codes(pipe("two", seed=4, temperature=1.0).tokens[0]), adapter.codes(out[1].tokens[0]))
     # A preset is the voice of all parts.
     parts = pipe.read(LONG, "v2/en_speaker_1").parts
     assert adapter.continue_voice(parts[1], parts[0], first) is parts[1] and parts[0].voice is parts[1].voice
+
+
+def test_a_codec_is_told_how_a_part_goes_on(tmp_path: Path) -> None:
+    """One that depends on the prompt must know the voice, in a call as in a stream."""
+    pipe, seen = load(tmp_path), list[Any]()
+    pipe.adapter.part_codec = lambda part: seen.append(part) or pipe.adapter.codec
+    pipe(LONG, seed=3, temperature=1.0)
+    called, seen[:] = list(seen), []
+    list(pipe.stream(LONG, seed=3, temperature=1.0))
+    assert [part.voice is None for part in called] == [part.voice is None for part in seen] == [True, False]
 
 
 @pytest.mark.parametrize("frames", [5, 16, 40])
@@ -135,12 +148,12 @@ def test_each_stage_samples_with_its_own_parameters(monkeypatch: pytest.MonkeyPa
     config = model.generation_config
     seen: dict[str, SamplingParams] = {}
 
-    def spy(model: Any, input_ids: Tensor, processors: Any, criteria: Any, config: Any, **more: Any) -> Any:
+    def spy(model: Any, input_ids: Tensor, processors: Any, criteria: Any, config: Any, inputs: Any) -> Any:
         p = SamplingParams(config.temperature if config.do_sample else 0.0, config.top_k, config.top_p)
         seen[type(model).__name__.removeprefix("Bark").removesuffix("Model")] = p
-        return mmspec.generate(model, input_ids, processors, criteria, config, **more)
+        return prepare(model, input_ids, processors, criteria, config, inputs)
 
-    monkeypatch.setattr("mmspec.audio.models.bark.speech.generate", spy)
+    monkeypatch.setattr("mmspec.audio.models.bark.stages.prepare", spy)
 
     def of(semantic: dict[str, Any], coarse: dict[str, Any], **how: Any) -> tuple[SamplingParams, SamplingParams]:
         for part, own in ((config.semantic_config, semantic), (config.coarse_acoustics_config, coarse)):

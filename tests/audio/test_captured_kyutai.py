@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 from fake_targets import made_targets, problems, traced_frame, traced_reads
+from frame_runs import decode_frame_windows
 from recorded_calls import Recordings, recorded_graphs
 from tiny_kyutai import BOOKS, Words, kyutai, prefix, prefix_config, voice, write
 from torch import Tensor
 
 from mmspec.audio.depth import captured_depth
 from mmspec.audio.depth.captured_depth import CapturedDepth
-from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import decode_frame_windows
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, VoicedDecoder, VoicedTarget, frame_spec
 from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
 from mmspec.audio.models.kyutai_tts.machine import Machine

@@ -14,7 +14,7 @@ import mmspec
 import mmspec.audio.depth.frame_batch
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_target import DepthTarget
-from mmspec.audio.depth.frame_batch import decode_frames
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.csm.decoding import CsmDepth, CsmFrames
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse

@@ -19,6 +19,7 @@ import tiny_speech as tiny
 import torch
 from captures import Captures
 from csm_joint import FIRST, REST
+from frame_runs import decode_frame_windows
 from torch import Tensor, nn
 
 import mmspec
@@ -26,8 +27,8 @@ from mmspec.audio.depth import captured_depth
 from mmspec.audio.depth.captured_depth import CapturedDepth
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_target import DepthTarget
-from mmspec.audio.depth.frame_batch import PreparedFrames, decode_frames
-from mmspec.audio.depth.frame_windows import decode_frame_windows
+from mmspec.audio.depth.frame_batch import PreparedFrames
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.csm.decoding import CsmFrames
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, frame_ends
 from mmspec.decoding import captured_calls

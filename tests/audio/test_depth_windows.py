@@ -8,11 +8,11 @@ import pytest
 import tiny_speech as tiny
 import torch
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
+from frame_runs import decode_frame_windows
 
 import mmspec
 from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
-from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import decode_frame_windows
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.csm.decoding import CsmFrames
 from mmspec.decoding.adaptive_window import AdaptiveWindow, AdaptiveWindows, adaptive_windows_of
 from mmspec.recipes import parse

@@ -11,6 +11,7 @@ import pytest
 import tiny_codecs
 import tiny_music
 import torch
+from part_runs import decode_rows
 from transformers import DiaTokenizer
 from transformers.generation import GenerationMixin
 
@@ -48,20 +49,20 @@ def test_parts_begin_with_the_tag_of_who_speaks() -> None:
 
 
 def test_the_voice_of_the_first_part_goes_on() -> None:
-    pipe, how = load(), {"recipe": parse("plain"), "seeds": [0], "on_step": None}
+    pipe, plain = load(), parse("plain")
     pipe.adapter.frames = 12
     first, second = (pipe.read(text, None).parts[0] for text in ("[S1] Yes. [S2] No.", "[S1] Then why?"))
     sampling = pipe.adapter.sampling
-    tokens = pipe._decode([first], how["recipe"], sampling, [0], None).tokens[0]
+    tokens = decode_rows(pipe.adapter, [first], plain, sampling, [0])[0]
     codes = pipe.adapter.codes(tokens)
     following = pipe.adapter.continue_voice(second, first, tokens)
     assert pipe.adapter.draws_voice and following.context.transcript == "[S1] Yes. [S2] No."
     assert torch.equal(following.context.codes, codes.T)
     # The same as reference audio of these codes, alone and beside a row without a context.
-    alone = pipe._decode([following], how["recipe"], sampling, [5], None).tokens[0]
-    mates = pipe._decode([first, following], how["recipe"], sampling, [4, 5], None).tokens
+    alone = decode_rows(pipe.adapter, [following], plain, sampling, [5])[0]
+    mates = decode_rows(pipe.adapter, [first, following], plain, sampling, [4, 5])
     assert torch.equal(mates[1][: len(alone)], alone[: len(mates[1])])
-    again = pipe._decode([second], how["recipe"], sampling, [5], None).tokens[0]
+    again = decode_rows(pipe.adapter, [second], plain, sampling, [5])[0]
     assert not torch.equal(again[: len(alone)], alone[: len(again)])
 
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 import mmspec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_target import DepthTarget
-from mmspec.audio.depth.frame_batch import decode_frames
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.csm import decoding
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse

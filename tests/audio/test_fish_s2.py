@@ -11,6 +11,7 @@ import pytest
 import torch
 from engine_rows import from_engine
 from frame_models import frames_by, random_head, until
+from frame_runs import decode_frame_windows
 from tiny_fish_codec import PUBLISHED as CODEC
 from tiny_fish_codec import add_codec, codes, recording, weights
 from tiny_fish_codec import shapes as codec_shapes
@@ -18,8 +19,8 @@ from tiny_fish_s2 import BOOKS, CODES, IDS, TEXTS, VOICE, WIDTH, Codec, config, 
 from torch import Tensor
 
 import mmspec
-from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
+from mmspec.audio.depth.frame_rows import decode_frames
+from mmspec.audio.depth.frame_windows import FrameTarget
 from mmspec.audio.models.fish_s2 import codec as codec_file
 from mmspec.audio.models.fish_s2 import decoding
 from mmspec.audio.models.fish_s2.codec import FishCodec, read_codec

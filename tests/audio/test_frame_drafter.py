@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
 from engine_rows import from_engine
+from frame_runs import decode_frame_windows
 from tiny_fish_codec import add_codec
 from tiny_fish_s2 import fish_s2
 from torch import Tensor
 
 import mmspec
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_windows import decode_frame_windows, frames_ahead
+from mmspec.audio.depth.frame_windows import frames_ahead
 from mmspec.audio.models.csm.decoding import CsmFrames, generate_ahead
 from mmspec.audio.wave import write_audio
 from mmspec.cli.app import main

@@ -24,7 +24,8 @@ from torch import Tensor
 from mmspec.audio.depth import captured_depth
 from mmspec.audio.depth.captured_depth import CapturedDepth
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_batch import FrameBatch, PreparedFrames, decode_frames
+from mmspec.audio.depth.frame_batch import FrameBatch, PreparedFrames
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.csm.decoding import CsmDepth, CsmFrames
 from mmspec.decoding import captured_calls
 from mmspec.decoding.adaptive_window import AdaptiveWindow

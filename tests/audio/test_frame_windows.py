@@ -9,11 +9,12 @@ import pytest
 import tiny_speech as tiny
 import torch
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
+from frame_runs import decode_frame_windows
 from torch import Tensor
 
 import mmspec
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
+from mmspec.audio.depth.frame_windows import FrameTarget
 from mmspec.audio.models.csm.decoding import CsmFrames, generate_ahead
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse

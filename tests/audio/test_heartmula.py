@@ -12,13 +12,14 @@ import pytest
 import tiny_heartmula as tiny
 import torch
 from engine_rows import from_engine
+from frame_runs import decode_frame_windows
 from tiny_chatterbox import Levels
 from torch import Tensor
 
 import mmspec
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
+from mmspec.audio.depth.frame_rows import decode_frames
+from mmspec.audio.depth.frame_windows import FrameTarget
 from mmspec.audio.models.heartmula import model as heartmula
 from mmspec.audio.models.heartmula.decoding import HeartMuLaFrames, SongPrompt
 from mmspec.audio.models.heartmula.model import FLAVORS, Flavor, HeartMuLa, read_config, read_model

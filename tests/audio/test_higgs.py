@@ -10,10 +10,12 @@ import pytest
 import tiny_higgs
 import torch
 from numpy.typing import NDArray
+from part_runs import decode_rows
 
 import mmspec
 from mmspec.audio.models.higgs.prompt import SCENE, SYSTEM, clean
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.recipes import parse
 
 
 def wave(samples: int = 9600) -> NDArray[np.float32]:
@@ -99,8 +101,8 @@ def test_a_row_does_not_depend_on_its_batch_nor_a_stream_on_its_chunks() -> None
     adapter = pipe.adapter
     (first,), (part,) = adapter.read("one", None).parts, adapter.read("two", None).parts
     longer = adapter.continue_voice(part, first, again.tokens[0])
-    alone = pipe._decode([longer], mmspec.recipes.parse("plain"), adapter.sampling, [3], None).tokens[0]
-    mates = pipe._decode([part, longer], mmspec.recipes.parse("plain"), adapter.sampling, [9, 3], None).tokens[1]
+    alone = decode_rows(adapter, [longer], parse("plain"), adapter.sampling, [3])[0]
+    mates = decode_rows(adapter, [part, longer], parse("plain"), adapter.sampling, [9, 3])[1]
     assert torch.equal(mates[: len(alone)], alone[: len(mates)])
 
 

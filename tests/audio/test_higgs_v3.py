@@ -12,6 +12,7 @@ import tiny_codecs
 import tiny_higgs_v3
 import torch
 from engine_rows import from_engine
+from part_runs import decode_rows
 from tiny_higgs_v3 import BOOKS, CODES, TEXTS, VOICE, Codec, config, higgs_v3
 from torch import Tensor
 from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel, PreTrainedTokenizerFast
@@ -73,9 +74,8 @@ def request(pipe: Any, sampling: SamplingParams, length: int = 16, rows: int = 1
 def test_greedy_columns_and_frames_are_its_own(folder: Path, pipe: Any, recipe: str) -> None:
     """Three prompts of different lengths in a batch, two with a voice; a mark too early to end a row is in one."""
     adapter = pipe.adapter if not recipe.startswith("draft") else load(folder, frames=14, draft_model=folder).adapter
-    job = adapter.job(PARTS, parse(recipe), [SamplingParams(0.0)])
-    out = job.run(parse(recipe), [SamplingParams(0.0)] * 3, [0, 1, 2], None, False)
-    for row, columns, frames in zip(out.tokens, GOLDEN["greedy"], GOLDEN["frames"], strict=True):
+    found = decode_rows(adapter, PARTS, parse(recipe), SamplingParams(0.0), [0, 1, 2])
+    for row, columns, frames in zip(found, GOLDEN["greedy"], GOLDEN["frames"], strict=True):
         own = row[: len(columns)].tolist()
         ended = own[-1][0] == CODES + 2
         assert own[:-1] == columns[:-1] and own[-1][1:] == columns[-1][1:] and ended == (len(columns) < 16)

@@ -12,6 +12,7 @@ import pytest
 import tiny_codecs
 import tiny_kani
 import torch
+from part_runs import decode_rows
 from torch import Tensor
 
 import mmspec
@@ -69,9 +70,8 @@ def test_prompts_are_the_packages(pipe: Any) -> None:
 def test_greedy_codes_are_the_packages(pipe: Any, recipe: str) -> None:
     """Prompts of 9, 9 and 11 ids in a batch."""
     greedy = SamplingParams(0.0)
-    job = pipe.adapter.job(parts(pipe), parse(recipe), [greedy] * 3)
-    out = job.run(parse(recipe), [greedy] * 3, [0, 1, 2], None, False)
-    codes = [pipe.adapter.codes(row).T.tolist() for row in out.tokens]
+    found = decode_rows(pipe.adapter, parts(pipe), parse(recipe), greedy, [0, 1, 2])
+    codes = [pipe.adapter.codes(row).T.tolist() for row in found]
     assert codes == GOLDEN["greedy"]
 
 
@@ -81,7 +81,7 @@ def test_probabilities_are_the_packages(pipe: Any) -> None:
 
     def probs(row: int) -> list[Tensor]:
         part, sampling = parts(pipe)[row], pipe.adapter.sampling
-        job = pipe.adapter.job([part], parse("plain"), [sampling])
+        job = pipe.adapter.prepare_rows([part], parse("plain"), [sampling])
         sampler = job.layout.sampler([sampling], job.target.device)
         codes = torch.tensor(GOLDEN["greedy"][row]) + torch.arange(4) * kani.CODES + kani.FIRST_CODE - kani.END_SPEECH
         first = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))

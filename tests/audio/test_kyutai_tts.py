@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from engine_rows import from_engine
 from frame_models import random_head
+from frame_runs import decode_frame_windows
 from tiny_kyutai import (
     BOOKS,
     CODES,
@@ -31,8 +32,8 @@ from torch import Tensor
 
 import mmspec
 from mmspec.audio.codecs.mimi import Mimi
-from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
+from mmspec.audio.depth.frame_rows import decode_frames
+from mmspec.audio.depth.frame_windows import FrameTarget
 from mmspec.audio.models.kyutai_tts import decoding
 from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, frame_spec
 from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from part_runs import decode_rows
 from tiny_latents import AUDIO, planned_head, pocket_processor, tiny, vibevoice, vibevoice_processor
 from torch import Tensor
 from transformers import LogitsProcessorList
@@ -49,7 +50,7 @@ def latents_of(pipe: SpeechPipeline, **sampling: Any) -> Tensor:
     """The first two latents of rows of a pipeline at its defaults, [ROWS, 2, D]."""
     (part,) = pipe.read(TEXT, None).parts
     how = pipe._sampling(**sampling)
-    return pipe._decode([part] * ROWS, parse(pipe.adapter.recipe), how, range(ROWS), None).tokens[:, :2, :-1]
+    return decode_rows(pipe.adapter, [part] * ROWS, parse(pipe.adapter.recipe), how, range(ROWS))[:, :2, :-1]
 
 
 @pytest.mark.parametrize("family", ["pocket", "phonon"])

@@ -11,13 +11,14 @@ import pytest
 import torch
 from engine_rows import from_engine
 from frame_models import frames_by, random_head, until
+from frame_runs import decode_frame_windows
 from tiny_moss import Codec
 from tiny_moss_local import BOOKS, CODES, KINDS, WIDTH, config, moss_local
 from torch import Tensor
 
 import mmspec
-from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
+from mmspec.audio.depth.frame_rows import decode_frames
+from mmspec.audio.depth.frame_windows import FrameTarget
 from mmspec.audio.models.moss_local.decoding import FirstToken, MossLocalFrames, frame_spec
 from mmspec.audio.models.moss_local.model import MossLocal, read_config
 from mmspec.audio.models.moss_tts.message import MossPart

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.audio.depth.depth_target import DepthTarget
-from mmspec.audio.depth.frame_batch import decode_frames
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.moss_local_v1 import decoding
 from mmspec.audio.models.moss_local_v1.decoding import END, FRAME, LocalV1Depth, LocalV1Frames, frame_spec
 from mmspec.audio.models.moss_local_v1.model import MossLocalV1, read_config

@@ -181,9 +181,7 @@ def test_a_part_that_is_cut_has_the_frames_that_were_asked_for(folder: Path, mon
 def test_rules_compare_codes_by_the_vectors_of_their_codebook(folder: Path, rule: str) -> None:
     """Each codebook has its cell, and the token of text is like no other."""
     pipe = load(folder, frames=5)
-    parts = pipe.read("one two", None).parts
-    job = pipe.adapter.job(parts, parse(f"scd+{rule}"), [pipe.adapter.sampling])
-    tables = job.tables()
+    tables = pipe.adapter.tables()
     assert len(tables) == BOOKS + 1 and tables[0].shape[0] == 0
     assert all(torch.equal(a, b) for a, b in zip(tables[1:], pipe.adapter.codec.tables(), strict=True))
     assert pipe("one two", seed=1, recipe=f"scd+{rule}:window=3").tokens[0].shape[1] == BOOKS + 1

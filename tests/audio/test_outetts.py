@@ -12,6 +12,7 @@ import pytest
 import tiny_codecs
 import tiny_outetts
 import torch
+from part_runs import decode_rows
 
 import mmspec
 from mmspec.audio.codecs import codec_of
@@ -70,10 +71,9 @@ def test_prompts_are_the_packages(pipe: Any) -> None:
 def test_greedy_tokens_and_frames_are_the_packages(pipe: Any, recipe: str) -> None:
     """Prompts of three lengths in a batch; the code after the last one is read as the last."""
     greedy = SamplingParams(0.0)
-    job = pipe.adapter.job(parts(pipe), parse(recipe), [greedy] * 3)
-    out = job.run(parse(recipe), [greedy] * 3, [0, 1, 2], None, False)
-    assert out.tokens.tolist() == GOLDEN["greedy"]
-    for row, frames in zip(out.tokens, GOLDEN["frames"], strict=True):
+    found = decode_rows(pipe.adapter, parts(pipe), parse(recipe), greedy, [0, 1, 2])
+    assert found.tolist() == GOLDEN["greedy"]
+    for row, frames in zip(found, GOLDEN["frames"], strict=True):
         assert pipe.adapter.codes(row).tolist() == [[min(code, 1023) for code in book] for book in frames]
 
 
@@ -86,7 +86,7 @@ def test_probabilities_are_the_packages(pipe: Any) -> None:
     def distance(sampling: SamplingParams = own) -> float:
         found = 0.0
         for row, part in enumerate(parts(pipe)):
-            job = pipe.adapter.job([part], parse("plain"), [sampling])
+            job = pipe.adapter.prepare_rows([part], parse("plain"), [sampling])
             sampler = job.layout.sampler([sampling], job.target.device)
             p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
             window = job.target.forward(torch.tensor([GOLDEN["greedy"][row][: RECORDED - 1]]), np.zeros(1, np.int64))
@@ -112,7 +112,7 @@ def test_windows_match_single_tokens(pipe: Any) -> None:
 
     def make(rows: int, window: int) -> Target:
         recipe = parse(f"scd:window={window}")
-        found: Target = pipe.adapter.job([part] * rows, recipe, [SamplingParams(0.0)] * rows).target
+        found: Target = pipe.adapter.prepare_rows([part] * rows, recipe, [SamplingParams(0.0)] * rows).target
         return found
 
     assert check_windows(make, LENGTH - 1) < 1e-4
@@ -128,10 +128,9 @@ def test_samples_follow_truncation_at_drafted_positions(pipe: Any) -> None:
     object.__setattr__(adapter.style, "tokens", 2)
 
     def sampled(params: SamplingParams) -> Any:
-        job = adapter.job([part] * rows, recipe, [params] * rows)
-        return job.run(recipe, [params] * rows, range(rows), None, False).tokens
+        return decode_rows(adapter, [part] * rows, recipe, params, range(rows))
 
-    one = adapter.job([part], parse("plain"), [sampling])
+    one = adapter.prepare_rows([part], parse("plain"), [sampling])
     with torch.inference_mode():
         sampler = one.layout.sampler([sampling], one.target.device)
         first = sampler(one.target.prefill(), np.zeros((1, 1), dtype=np.int64))[0, 0]

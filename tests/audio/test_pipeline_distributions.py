@@ -18,6 +18,7 @@ import tiny_higgs
 import tiny_music
 import tiny_speech
 import torch
+from part_runs import decode_rows
 from torch import Tensor
 from transformers import DiaTokenizer, GenerationConfig
 from transformers.models.bark.generation_configuration_bark import (
@@ -47,7 +48,7 @@ def tokens_of(pipe: Any, top_k: int | None = None) -> Tensor:
     """The tokens of samples of a pipeline at its defaults, int64 [ROWS, N, ...]."""
     (part,) = pipe.read("one", None).parts
     recipe, sampling = parse(pipe.adapter.recipe), pipe._sampling(None, top_k, None, None)
-    tokens: Tensor = pipe._decode([part] * ROWS, recipe, sampling, range(ROWS), None).tokens
+    tokens = decode_rows(pipe.adapter, [part] * ROWS, recipe, sampling, range(ROWS))
     return tokens
 
 

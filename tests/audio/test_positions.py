@@ -21,6 +21,7 @@ import torch
 import mmspec
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.recipes import parse
 
 POSITIONS = 96
 MODELS: dict[str, tuple[Callable[[Path], Path], Callable[[], Any], int]] = {
@@ -140,10 +141,10 @@ def test_the_end_of_the_positions_of_latents(family: str) -> None:
 def test_the_limit_of_a_script_does_not_depend_on_the_other_rows() -> None:
     """Where the model has fewer positions than surely suffice for a text."""
     pipe = latents("vibevoice", 24)
-    job = pipe.adapter.job(
+    job = pipe.adapter.prepare_rows(
         [pipe.read(text, None).parts[0] for text in ("hello", "hello big world again")],
-        None,
+        parse("plain"),
         [pipe.adapter.sampling, pipe.adapter.sampling],
     )
-    alone = pipe.adapter.job(pipe.read("hello", None).parts, None, [pipe.adapter.sampling])
+    alone = pipe.adapter.prepare_rows(pipe.read("hello", None).parts, parse("plain"), [pipe.adapter.sampling])
     assert job.limits[0] == alone.limits[0] == job.limits[1] + 3

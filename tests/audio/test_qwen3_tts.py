@@ -6,13 +6,14 @@ import golden_qwen3_tts as golden
 import numpy as np
 import pytest
 import torch
+from frame_runs import decode_frame_windows
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_target import DepthTarget
-from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
+from mmspec.audio.depth.frame_rows import decode_frames
+from mmspec.audio.depth.frame_windows import FrameTarget
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSDepth, Qwen3TTSFrames, frame_ends
 from mmspec.audio.models.qwen3_tts.prompt import Qwen3TTSPrompt, embed_prompt, spoken_text
 from mmspec.hf.causal_target import CausalTarget

@@ -64,7 +64,7 @@ def test_greedy_tokens_and_audio_are_the_packages(pipe: Any, recipe: str) -> Non
 
 def job_of(pipe: Any, text: int, rows: int, sampling: SamplingParams, window: int = 0) -> Any:
     part = pipe.read(GOLDEN["texts"][text], None).parts[0]
-    return pipe.adapter.job([part] * rows, parse("plain"), [sampling] * rows)
+    return pipe.adapter.prepare_rows([part] * rows, parse("plain"), [sampling] * rows)
 
 
 @torch.inference_mode()
@@ -96,7 +96,7 @@ def test_windows_match_single_tokens(pipe: Any) -> None:
 
     def make(rows: int, window: int) -> Target:
         recipe = parse(f"scd:window={window}")
-        found: Target = pipe.adapter.job([part] * rows, recipe, [pipe.adapter.sampling] * rows).target
+        found: Target = pipe.adapter.prepare_rows([part] * rows, recipe, [pipe.adapter.sampling] * rows).target
         return found
 
     assert check_windows(make, TOKENS - 1) < 1e-4

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_spark
 import torch
+from part_runs import decode_rows
 
 import mmspec
 from mmspec.audio.codec import OverlapStream
@@ -73,8 +74,8 @@ def test_greedy_voices_are_the_packages(folder: Any, recipe: str) -> None:
     """Three prompts of several lengths in a batch; the speaker and the speech as the package reads them."""
     adapter, rows, params = pipeline(folder, CALLS[0]).adapter, parts(folder), [SamplingParams(0.0)] * 3
     assert [part.ids for part in rows] == [call["prompt"] for call in CALLS]
-    out = adapter.job(rows, parse(recipe), params).run(parse(recipe), params, [0, 1, 2], None, False)
-    for tokens, call in zip(out.tokens, CALLS, strict=True):
+    found = decode_rows(adapter, rows, parse(recipe), params[0], [0, 1, 2])
+    for tokens, call in zip(found, CALLS, strict=True):
         assert tokens.tolist() == call["tokens"]
         frames = adapter.codes(tokens)
         assert frames[0].tolist() == call["speech"] and len(call["speech"])
@@ -89,7 +90,7 @@ def test_probabilities_are_the_packages(folder: Any) -> None:
     def distance(params: SamplingParams) -> float:
         found = 0.0
         for part, call in zip(parts(folder), CALLS, strict=True):
-            job, count = adapter.job([part], parse("plain"), [params]), len(call["probs"])
+            job, count = adapter.prepare_rows([part], parse("plain"), [params]), len(call["probs"])
             sampler = job.layout.sampler([params], job.target.device)
             p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
             window = job.target.forward(torch.tensor([call["tokens"][: count - 1]]), np.zeros(1, dtype=np.int64))
@@ -112,7 +113,7 @@ def test_windows_match_single_tokens(folder: Any) -> None:
 
     def make(rows: int, window: int) -> Target:
         params = [SamplingParams(0.0)] * rows
-        found: Target = adapter.job([part] * rows, parse(f"scd:window={window}"), params).target
+        found: Target = adapter.prepare_rows([part] * rows, parse(f"scd:window={window}"), params).target
         return found
 
     assert check_windows(make, 16) < 1e-4

@@ -39,12 +39,12 @@ def pipeline(tokens: int = 20, **more: Any) -> Any:
 def test_parts_are_decoded_in_batches_of_the_given_size() -> None:
     pipe = pipeline()
     whole = pipe(TEXTS, seed=1, batch_size=100, measure_entropy=True)
-    for size, batches in ((4, {4, 3}), (1, {1}), (None, {7})):
+    for size, most in ((4, 4), (1, 1), (None, 7)):
         rows: set[int] = set()
         found = pipe(
             TEXTS, seed=1, batch_size=size, measure_entropy=True, on_step=lambda s, r=rows: r.add(len(s.tokens))
         )
-        assert rows == batches
+        assert max(rows) == most
         for one, other in zip(found, whole, strict=True):
             assert [t[:5].tolist() for t in one.tokens] == [t[:5].tolist() for t in other.tokens]
             np.testing.assert_allclose(one.audio, other.audio, atol=1e-5)

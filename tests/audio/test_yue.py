@@ -13,6 +13,7 @@ import pytest
 import tiny_speech
 import tiny_yue
 import torch
+from part_runs import decode_rows
 
 import mmspec
 from mmspec.audio import sentencepiece_file
@@ -82,8 +83,7 @@ def test_greedy_segments_are_the_originals(recipe: str) -> None:
         rows.append(parts_of(adapter, song)[latest])
         recorded.append(song["segments"][latest]["tokens"])
     params = [SamplingParams(0.0, guidance_scale=1.5)] * 3
-    out = adapter.job(rows, parse(recipe), params).run(parse(recipe), params, [0, 1, 2], None, False)
-    assert out.tokens.tolist() == recorded
+    assert decode_rows(adapter, rows, parse(recipe), params[0], [0, 1, 2]).tolist() == recorded
 
 
 def test_greedy_songs_are_the_originals() -> None:
@@ -112,8 +112,7 @@ def test_probabilities_are_the_originals() -> None:
     def distance(adapter: YuEAdapter, params: SamplingParams) -> float:
         found = 0.0
         for part, segment in zip(parts_of(adapter, SONGS[0]), SONGS[0]["segments"], strict=True):
-            job = adapter.job([part], parse("plain"), [params])
-            assert job.samplings is not None
+            job = adapter.prepare_rows([part], parse("plain"), [params])
             sampler, count = job.layout.sampler(job.samplings, job.target.device), len(segment["probs"])
             p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
             window = job.target.forward(torch.tensor([segment["tokens"][: count - 1]]), np.zeros(1, dtype=np.int64))
@@ -141,7 +140,7 @@ def test_windows_match_single_tokens() -> None:
 
     def make(rows: int, window: int) -> Target:
         params = SamplingParams(0.0, guidance_scale=1.5)
-        found: Target = adapter.job([part] * rows, parse(f"scd:window={window}"), [params] * rows).target
+        found: Target = adapter.prepare_rows([part] * rows, parse(f"scd:window={window}"), [params] * rows).target
         return found
 
     assert check_windows(make, 20) < 1e-4

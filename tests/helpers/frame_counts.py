@@ -17,13 +17,14 @@ import pytest
 import tiny_speech
 import torch
 from counted_device import DEVICE, CountedDevice, DeviceTensor, counted_device
+from frame_runs import decode_frame_windows
 from torch import Tensor, nn
 
 from mmspec.audio.depth import captured_depth
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_target import by_index
-from mmspec.audio.depth.frame_batch import FrameBatch, decode_frames
-from mmspec.audio.depth.frame_windows import decode_frame_windows
+from mmspec.audio.depth.frame_batch import FrameBatch
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.csm.decoding import CsmFrames
 from mmspec.decoding.captured_calls import CapturedCall
 from mmspec.decoding.loop import RunningBatch

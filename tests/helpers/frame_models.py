@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from frame_runs import decode_frame_windows
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import decode_frame_windows
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.heads.frame import FrameHead
 from mmspec.recipes import parse
 

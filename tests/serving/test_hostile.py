@@ -26,10 +26,8 @@ from mmspec import limits
 from mmspec.audio.adapter import PreparedText
 from mmspec.errors import ArgumentError
 from mmspec.serving.audio_encoder import AudioEncoder
-from mmspec.serving.engines import new_engine
 from mmspec.serving.errors import from_validation
 from mmspec.serving.generation import CallOutput, DecodingRequest
-from mmspec.serving.one_by_one import OneByOneEngine
 from mmspec.serving.settings import ServerSettings, read_api_keys
 
 IMAGES, SPEECH = "/v1/images/generations", "/v1/audio/speech"
@@ -439,12 +437,6 @@ def test_an_engine_that_has_ended_is_no_error_of_the_client() -> None:
         assert running.request("/health")[0] == 503
 
 
-def test_models_that_engines_refuse_are_served_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoken = new_models()[1].pipe
-    monkeypatch.setattr(spoken.adapter, "in_engines", False, raising=False)
-    assert isinstance(new_engine(spoken, "plain", 1, 1), OneByOneEngine)
-
-
 def test_remarks_with_control_characters_fit_in_a_header(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = server.application.models.all["spoken"].pipe
     read = pipe.read
@@ -489,27 +481,3 @@ def test_draining_waits_for_what_a_slow_client_has_not_read_yet() -> None:
         while part := connection.recv(2**20):
             size += len(part)
         assert size > 2**24 - 1000
-
-
-def test_one_by_one_gives_back_its_turn_after_two_cancellations(monkeypatch: pytest.MonkeyPatch) -> None:
-    def speak(pipe: Any, text: Any, request: Any, send: Any) -> None:
-        time.sleep(0.2)
-        send(CallOutput(torch.zeros(1, dtype=torch.int64), 1))
-
-    monkeypatch.setattr("mmspec.serving.one_by_one._speak", speak)
-
-    async def main() -> None:
-        engine = OneByOneEngine(None)
-
-        async def one() -> int:
-            return len([output async for output in engine.generate("", DecodingRequest(0, "plain"))])
-
-        task = asyncio.create_task(one())
-        await asyncio.sleep(0.05)
-        for _ in range(2):
-            task.cancel()
-            await asyncio.sleep(0.01)
-        assert await asyncio.wait_for(one(), 5) == 1
-        await asyncio.wait_for(engine.aclose(), 5)
-
-    asyncio.run(main())

@@ -14,14 +14,12 @@ from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.batching.request import PreparedRows
-from mmspec.batching.run import Decoded, run
 from mmspec.checkpoint import listed, read_weights
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.head import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary
@@ -131,8 +129,30 @@ class CodecLMAdapter:
                 self.frontend.prompt(piece)  # refuses what does not fit, before anything is decoded
         return PreparedText(pieces, texts=pieces)
 
-    def job(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> CodecLMJob:
-        return CodecLMJob(self, parts)
+    def prepare_rows(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
+        frontend, draft = self.frontend, self.draft
+        settings, prompts = frontend.settings(samplings[0]), [frontend.prompt(part) for part in parts]
+        layout = layout_of(prompts, frontend.ends, frontend.codec_lm.head.out_features)
+        row_sampling = [settings.sampling] * len(prompts)
+
+        def target(frontend: TextFrontend, prompts: Sequence[TextPrompt], guided: bool) -> ProcessedTarget:
+            conds = [prompt.cond for prompt in prompts]
+            unconds = [prompt.uncond for prompt in prompts if prompt.uncond is not None] if guided else None
+            before = None if frontend.start is None else torch.full((len(prompts), 1), frontend.start)
+            return frontend.codec_lm.target(conds, unconds, layout.length, recipe.window, settings, before)
+
+        def draft_target() -> ProcessedTarget:
+            assert draft is not None
+            return target(draft, [draft.prompt(part) for part in parts], False)
+
+        resources = DraftResources(
+            draft_model=None if draft is None else draft_target,
+            draft_sampling=row_sampling,
+            codebook=self.codebook,
+            heads=self.heads,
+            adaptive_windows=adaptive_windows_of(frontend.codec_lm.decoder),
+        )
+        return PreparedRows(target(frontend, prompts, settings.guidance != 1), layout, row_sampling, resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = torch.isin(tokens, torch.tensor(self.frontend.ends, device=tokens.device)).nonzero()
@@ -151,60 +171,6 @@ class CodecLMAdapter:
         """The vectors that tokens stand for."""
         count = self.frontend.codes
         return Codebook(self.codec.tables()[0][:count], torch.arange(count), self.frontend.codec_lm.head.out_features)
-
-
-@dataclass(frozen=True)
-class CodecLMJob:
-    """A batch of pieces of text; see `mmspec.audio.adapter.DecodingJob`.
-
-    Attributes:
-        adapter: The adapter.
-        parts: The pieces.
-    """
-
-    adapter: CodecLMAdapter
-    parts: Sequence[str]
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        """Codes int64 [B, N], sampled with the parameters and logits processors of the model's settings."""
-        made = self.prepare(recipe, samplings)
-        return run(made.target, recipe, made.layout, made.samplings, seeds, made.resources, on_step, measure_entropy)
-
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
-        """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
-        frontend, draft = self.adapter.frontend, self.adapter.draft
-        settings, prompts = frontend.settings(samplings[0]), self._prompts()
-        layout = layout_of(prompts, frontend.ends, frontend.codec_lm.head.out_features)
-        row_sampling = [settings.sampling] * len(prompts)
-
-        def target(frontend: TextFrontend, prompts: Sequence[TextPrompt], guided: bool) -> ProcessedTarget:
-            conds = [prompt.cond for prompt in prompts]
-            unconds = [prompt.uncond for prompt in prompts if prompt.uncond is not None] if guided else None
-            before = None if frontend.start is None else torch.full((len(prompts), 1), frontend.start)
-            return frontend.codec_lm.target(conds, unconds, layout.length, recipe.window, settings, before)
-
-        def draft_target() -> ProcessedTarget:
-            assert draft is not None
-            return target(draft, [draft.prompt(part) for part in self.parts], False)
-
-        resources = DraftResources(
-            draft_model=None if draft is None else draft_target,
-            draft_sampling=row_sampling,
-            codebook=self.adapter.codebook,
-            heads=self.adapter.heads,
-            adaptive_windows=adaptive_windows_of(frontend.codec_lm.decoder),
-        )
-        return PreparedRows(target(frontend, prompts, settings.guidance != 1), layout, row_sampling, resources)
-
-    def _prompts(self) -> list[TextPrompt]:
-        return [self.adapter.frontend.prompt(part) for part in self.parts]
 
 
 def layout_of(prompts: Sequence[TextPrompt], ends: Sequence[int], vocab_size: int) -> Layout:

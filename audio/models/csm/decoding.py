@@ -15,13 +15,13 @@ from transformers import MaxLengthCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
 
-from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
+from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames
 from mmspec.audio.depth.depth_target import by_index
-from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import NO_HEADS, decode_frame_windows, frames_ahead
+from mmspec.audio.depth.frame_rows import decode_frames
+from mmspec.audio.depth.frame_windows import frames_ahead
 from mmspec.audio.draft_model import check_draft
-from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
+from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
@@ -138,27 +138,10 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
             draft = frames_of(draft_model, input_ids, length, inputs, ahead)
     prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(call.seed, len(input_ids))
     windows = adaptive_windows_of(model)
-    decoded = decode_csm(prompted, call.recipe, spec, seeds, ahead, draft, call.on_step, windows, call.heads)
+    decoded = decode_frames(prompted, call.recipe, spec, seeds, draft, call.on_step, windows, ahead, call.heads)
     if call.config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=decoded.frames)  # `CsmGenerateOutput` has no field for statistics
     return decoded.frames
-
-
-def decode_csm(
-    model: CsmFrames,
-    recipe: Recipe,
-    spec: FrameSpec,
-    seeds: Sequence[int],
-    ahead: int,
-    draft: CsmFrames | None,
-    on_step: OnStep | None,
-    adaptive_windows: AdaptiveWindows,
-    heads: Mapping[str, Head] = NO_HEADS,
-) -> DecodedFrames:
-    """Calls `decode_frame_windows`, or `decode_frames` if `ahead` is 0."""
-    if ahead:
-        return decode_frame_windows(model, recipe, spec, seeds, ahead, draft, on_step, adaptive_windows, heads)
-    return decode_frames(model, recipe, spec, seeds, draft, on_step, adaptive_windows)
 
 
 def generate_ahead(

@@ -15,13 +15,14 @@ from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_rows import prepare_frame_rows
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.draft_model import check_draft
 from mmspec.audio.models.csm.decoding import DRAFT_SETTINGS, CsmFrames, depth_sampling, frame_ends
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
+from mmspec.batching.request import PreparedBatch
 from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
@@ -128,17 +129,19 @@ class CsmAdapter:
         other.heads = self.heads
         return other
 
-    def job(self, parts: Sequence[CsmPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
-        def prompted(model: Any, ahead: int, sampling: SamplingParams) -> CsmFrames:
+    def prepare_rows(
+        self, parts: Sequence[CsmPart], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedBatch:
+        def prompted(model: Any, ahead: int) -> CsmFrames:
             return self._prompted(model, parts, ahead)
 
-        def spec(first: SamplingParams) -> FrameSpec:
-            rest = stage_sampling(depth_sampling(self.model), self.sampling, first)
-            pad = int(self.model.config.codebook_eos_token_id)
-            return FrameSpec(self.frames, frame_ends(self.model), pad, first, rest)
-
-        books, draft = int(self.model.config.num_codebooks), self.draft_model
-        return FrameJob("CSM", self.model, books, len(parts), self.ahead, prompted, spec, draft, self.heads)
+        first, pad = samplings[0], int(self.model.config.codebook_eos_token_id)
+        rest = stage_sampling(depth_sampling(self.model), self.sampling, first)
+        spec = FrameSpec(self.frames, frame_ends(self.model), pad, first, rest)
+        books = int(self.model.config.num_codebooks)
+        return prepare_frame_rows(
+            recipe, self.model, len(parts), prompted, spec, books, self.ahead, self.draft_model, self.heads
+        )
 
     def _prompted(self, model: Any, parts: Sequence[CsmPart], ahead: int) -> CsmFrames:
         """A model, which is the target or the draft model, with the prompts of parts, padded on the left."""

@@ -18,10 +18,11 @@ from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.dialogue import dialogue_parts, with_tag
 from mmspec.audio.models.dia.decoding import DiaGuidance, DiaRequest, plan
-from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
+from mmspec.audio.multi_codebook.decoding import check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
 from mmspec.audio.positions import check_positions
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.batching.request import PreparedRows
 from mmspec.errors import ArgumentError
 from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe
@@ -128,11 +129,13 @@ class DiaAdapter:
             return part
         return replace(part, context=ReferenceCodes(first.text, codes))
 
-    def job(self, parts: Sequence[DiaPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
+    def prepare_rows(
+        self, parts: Sequence[DiaPart], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedRows:
         s, model = samplings[0], self.model
         draft = None if self.draft_model is None else plan(self.draft_model, self._request(self.draft_model, parts, s))
         made = plan(model, self._request(model, parts, s))
-        return ColumnDecodingJob(model, made, draft, self.codec.tables)
+        return made.prepare(model, recipe, len(parts), draft, self.codec.tables)
 
     def _request(self, model: Any, parts: Sequence[DiaPart], sampling: SamplingParams) -> DiaRequest:
         """The request of texts; with guidance, the text of the unconditional rows is zeros."""

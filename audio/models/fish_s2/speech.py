@@ -13,8 +13,7 @@ from torch import Tensor
 from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
-from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_rows import prepare_frame_rows
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.dialogue import dialogue_parts
 from mmspec.audio.draft_model import check_draft
@@ -25,6 +24,7 @@ from mmspec.audio.models.fish_s2.model import FishS2, read_model
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.batching.request import PreparedBatch
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.head import Head
 from mmspec.hf.folder import tokenizer_of
@@ -156,18 +156,19 @@ class FishAdapter:
             ids += self._ids(text)
         return torch.tensor(ids), voice
 
-    def job(self, parts: Sequence[FishPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
-        prompts, options = [self.prompt(part) for part in parts], self.options
+    def prepare_rows(
+        self, parts: Sequence[FishPart], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedBatch:
+        prompts, options, sampling = [self.prompt(part) for part in parts], self.options, samplings[0]
         length = options.frames + 1  # with the one that ends a row
 
-        def prompted(model: FishS2, ahead: int, sampling: SamplingParams) -> FishFrames:
+        def prompted(model: FishS2, ahead: int) -> FishFrames:
             return FishFrames(model, prompts, length, FirstCodes(sampling, options.repetition_penalty), ahead)
 
-        def spec(sampling: SamplingParams) -> FrameSpec:
-            return frame_spec(self.model, length, sampling, options.residual)
-
-        books, draft = self.model.config.codebooks, self.draft_model
-        return FrameJob("Fish S2", self.model, books, len(parts), self.ahead, prompted, spec, draft, self.heads)
+        spec, books = frame_spec(self.model, length, sampling, options.residual), self.model.config.codebooks
+        return prepare_frame_rows(
+            recipe, self.model, len(parts), prompted, spec, books, self.ahead, self.draft_model, self.heads
+        )
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = frame_ends(self.model)(tokens).nonzero()

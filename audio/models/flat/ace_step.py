@@ -15,9 +15,10 @@ import yaml
 from torch import Tensor
 
 from mmspec.arguments import shown
-from mmspec.audio.adapter import PreparedText, TargetJob
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.models.flat.left_padding import flat_prompt
+from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -123,9 +124,9 @@ class AceStepAdapter:
             )
         return PreparedText([tuple(sides)], texts=[text])
 
-    def job(
+    def prepare_rows(
         self, parts: Sequence[tuple[list[int], list[int]]], recipe: Recipe, samplings: Sequence[SamplingParams]
-    ) -> TargetJob:
+    ) -> PreparedRows:
         own, draft, length = samplings[0], self.draft_model, self._length
         params = [SamplingParams(own.temperature)] * len(parts)
         resources = DraftResources(
@@ -134,7 +135,7 @@ class AceStepAdapter:
             draft_sampling=params,
             adaptive_windows=adaptive_windows_of(self.model),
         )
-        return TargetJob(self._target(self.model, parts, own, recipe.window), Layout(length), resources, params)
+        return PreparedRows(self._target(self.model, parts, own, recipe.window), Layout(length), params, resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
         return tokens[None]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec import hub
 from mmspec.arguments import shown
-from mmspec.audio.adapter import PreparedText, TargetJob
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.snac import read_snac
 from mmspec.audio.codecs.soprano import Soprano
@@ -30,6 +30,7 @@ from mmspec.audio.models.flat.yue import YuEAdapter
 from mmspec.audio.models.flat.yue import make as make_yue
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
+from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -289,7 +290,9 @@ class FlatAdapter:
         positions = getattr(self.model.config, "max_position_embeddings", None)
         return part if positions is not None and len(ids) + self.style.tokens > positions else FlatPart(part.text, ids)
 
-    def job(self, parts: Sequence[FlatPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
+    def prepare_rows(
+        self, parts: Sequence[FlatPart], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedRows:
         stream, count = self.style.stream, self.style.tokens
         slots, prompts = len(stream.slots), [part.ids for part in parts]
         position = torch.arange(count, device=self._allowed.device)
@@ -307,7 +310,7 @@ class FlatAdapter:
             draft_sampling=samplings,
             adaptive_windows=adaptive_windows_of(self.model),
         )
-        return TargetJob(self._target(self.model, prompts, recipe.window), layout, resources)
+        return PreparedRows(self._target(self.model, prompts, recipe.window), layout, samplings, resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ids = tokens + self._low

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import check_integer, shown
-from mmspec.audio.adapter import PreparedText, TargetJob
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.family_options import options_of
 from mmspec.audio.models.flat.decoding import decoder_of
@@ -24,6 +24,7 @@ from mmspec.audio.models.flat.left_padding import flat_prompt, left_padded
 from mmspec.audio.models.flat.yue_prompt import CODES, END, FIRST, XCODEC, head_ids, segment_ids, segments_of, text_ids
 from mmspec.audio.models.flat.yue_tracks import SecondStage, Tracks
 from mmspec.audio.sentencepiece_file import read_sentencepiece
+from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -153,7 +154,9 @@ class YuEAdapter:
         """The segment `part`, which follows `first`, the one before it."""
         return replace(part, before=[*first.before, *first.own, *self._sung(tokens).tolist(), END])
 
-    def job(self, parts: Sequence[Segment], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
+    def prepare_rows(
+        self, parts: Sequence[Segment], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedRows:
         own, draft, length = samplings[0], self.draft_model, self.options.tokens
         scale = self.options.later_guidance if parts[0].later and own.guidance_scale != 1 else own.guidance_scale
         params = [replace(each, guidance_scale=1.0) for each in samplings]
@@ -166,7 +169,11 @@ class YuEAdapter:
         )
         constraint = Constraint((position < min(LEAST, length)).long(), self._allowed)
         layout = Layout(length, 2, constraint, frozenset({CODES}), CODES)
-        return TargetJob(self._target(self.model, parts, scale, recipe.window), layout, resources, params)
+        return PreparedRows(self._target(self.model, parts, scale, recipe.window), layout, params, resources)
+
+    def kind(self, part: Segment) -> bool:
+        """First segments have another guidance scale than later ones."""
+        return part.later
 
     def codes(self, tokens: Tensor) -> Tensor:
         codes = self._sung(tokens) - FIRST

@@ -14,12 +14,13 @@ from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_rows import prepare_frame_rows
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.heartmula.decoding import HeartMuLaFrames, SongPrompt
 from mmspec.audio.models.heartmula.model import HeartMuLa, read_model
 from mmspec.audio.published_folder import PublishedFolder
+from mmspec.batching.request import PreparedBatch
 from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.head import Head
@@ -87,18 +88,19 @@ class HeartMuLaAdapter:
             )
         return PreparedText([prompt], texts=[text])
 
-    def job(self, parts: Sequence[SongPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+    def prepare_rows(
+        self, parts: Sequence[SongPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedBatch:
         if recipe.needs_draft_model:
             raise ArgumentError(f"recipe {recipe.name!r} is not possible for HeartMuLa, which has no draft model")
 
-        def prompted(model: HeartMuLa, ahead: int, sampling: SamplingParams) -> HeartMuLaFrames:
+        sampling, books = samplings[0], self.model.config.audio_num_codebooks
+
+        def prompted(model: HeartMuLa, ahead: int) -> HeartMuLaFrames:
             return HeartMuLaFrames(model, parts, self.options.frames, ahead, sampling.guidance_scale != 1)
 
-        def spec(sampling: SamplingParams) -> FrameSpec:
-            return FrameSpec(self.options.frames, self.ended, self.ids["audio_eos_id"], sampling, sampling)
-
-        books = self.model.config.audio_num_codebooks
-        return FrameJob("HeartMuLa", self.model, books, len(parts), self.ahead, prompted, spec, heads=self.heads)
+        spec = FrameSpec(self.options.frames, self.ended, self.ids["audio_eos_id"], sampling, sampling)
+        return prepare_frame_rows(recipe, self.model, len(parts), prompted, spec, books, self.ahead, heads=self.heads)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = self.ended(tokens).nonzero()

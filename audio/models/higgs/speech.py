@@ -17,10 +17,11 @@ from mmspec.audio.codecs import codec_of
 from mmspec.audio.dialogue import dialogue_parts
 from mmspec.audio.models.higgs.decoding import HiggsRequest, RepetitionLimit, plan
 from mmspec.audio.models.higgs.prompt import SCENE, TAGS, HiggsPrompt, clean, conversation, read_prompt
-from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
+from mmspec.audio.multi_codebook.decoding import check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, undelay
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.batching.request import PreparedRows
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -142,7 +143,9 @@ class HiggsAdapter:
         messages = conversation(part.text, self.scene, speakers, [each.transcript for each in context])
         return read_prompt(self.processor, messages, [each.codes for each in context])
 
-    def job(self, parts: Sequence[HiggsPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
+    def prepare_rows(
+        self, parts: Sequence[HiggsPart], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedRows:
         model, config, device = self.model, self.model.config, self.model.device
         prompts = [self._prompt(part) for part in parts]
         longest, most = (max(len(getattr(p, name)) for p in prompts) for name in ("ids", "columns"))
@@ -166,7 +169,7 @@ class HiggsAdapter:
             self.repetition,
         )
         draft = None if self.draft_model is None else plan(self.draft_model, request)
-        return ColumnDecodingJob(model, plan(model, request), draft, self.codec.tables)
+        return plan(model, request).prepare(model, recipe, len(parts), draft, self.codec.tables)
 
     def codes(self, tokens: Tensor) -> Tensor:
         config = self.model.config

@@ -17,12 +17,12 @@ from mmspec.audio.draft_model import check_draft
 from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.higgs_v3.decoding import HiggsV3Request, plan, row_end
 from mmspec.audio.models.higgs_v3.model import HiggsV3, read_codec, read_model
-from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
+from mmspec.batching.request import PreparedRows
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
@@ -140,9 +140,9 @@ class HiggsV3Adapter:
         ids += [marks["<|text|>"], *self._ids(part.text), marks["<|audio|>"]]
         return torch.tensor(ids), columns
 
-    def job(
+    def prepare_rows(
         self, parts: Sequence[HiggsV3Part], recipe: Recipe, samplings: Sequence[SamplingParams]
-    ) -> ColumnDecodingJob:
+    ) -> PreparedRows:
         model, config = self.model, self.model.config
         prompts = [self.prompt(part) for part in parts]
         longest = max(len(ids) for ids, _ in prompts)
@@ -160,7 +160,7 @@ class HiggsV3Adapter:
             samplings[0],
         )
         draft = None if self.draft_model is None else plan(self.draft_model, request)
-        return ColumnDecodingJob(model, plan(model, request), draft, self.codec.tables)
+        return plan(model, request).prepare(model, recipe, len(parts), draft, self.codec.tables)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = (tokens[:, 0] == row_end(self.model)).nonzero()

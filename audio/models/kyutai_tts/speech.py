@@ -15,8 +15,7 @@ from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs.after_reference import AfterReference
 from mmspec.audio.codecs.mimi import Mimi
-from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_rows import prepare_frame_rows
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, frame_spec
@@ -28,6 +27,7 @@ from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.sentencepiece_file import read_sentencepiece
 from mmspec.audio.text import split_text
+from mmspec.batching.request import PreparedBatch
 from mmspec.checkpoint import read_tensors
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.head import Head
@@ -156,27 +156,24 @@ class KyutaiAdapter:
             raise PromptError("the text has no words")
         return PreparedText(parts, texts=pieces)
 
-    def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+    def prepare_rows(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
         if recipe.needs_draft_model:
             raise ArgumentError(f"recipe {recipe.name!r} is not possible for Kyutai TTS, which has no draft model")
-        config, voice = self.model.config, self._voice
+        config, voice, sampling = self.model.config, self._voice, samplings[0]
         assert voice is not None
         after = config.delay_steps + AFTER_AUDIO
         machines = [Machine(part, config.text_card + 1, config.look_ahead, after) for part in parts]
         length = self.options.frames + config.delay_steps + max(config.delays[: self._books])
 
-        def prompted(model: KyutaiTTS, ahead: int, sampling: SamplingParams) -> KyutaiFrames:
+        def prompted(model: KyutaiTTS, ahead: int) -> KyutaiFrames:
             voices: Tensor | list[Tensor] = [voice] * len(parts)
             if config.voice is not None:
                 with torch.inference_mode():
                     voices = model.voice_states([voice]).expand(len(parts), -1, -1)
             return KyutaiFrames(model, machines, voices, self._words, length, sampling, self._books, ahead)
 
-        def spec(sampling: SamplingParams) -> FrameSpec:
-            return frame_spec(self.model, length, sampling)
-
-        size = 1 + self._books
-        return FrameJob("Kyutai TTS", self.model, size, len(parts), self.ahead, prompted, spec, heads=self.heads)
+        spec, size = frame_spec(self.model, length, sampling), 1 + self._books
+        return prepare_frame_rows(recipe, self.model, len(parts), prompted, spec, size, self.ahead, heads=self.heads)
 
     def codes(self, tokens: Tensor) -> Tensor:
         config, ends = self.model.config, (tokens[:, 0] == LAST).nonzero()

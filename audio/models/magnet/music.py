@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os.path import isdir
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ from mmspec.audio.codecs.audiocraft import read_encodec
 from mmspec.audio.models.magnet.checkpoint import CODEC_FILE, read_magnet, read_package
 from mmspec.audio.models.magnet.model import MagnetTransformer
 from mmspec.audio.models.magnet.process import LAST_GUIDANCE, MagnetProcess, SpanSchedule
-from mmspec.batching.run import Decoded
-from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import OnStep, Step
+from mmspec.batching.closed import PreparedClosed
+from mmspec.decoding.step import Watch
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hf.folder import folder_of, load_model, read_tokenizer
-from mmspec.masked.loop import decode_masked
+from mmspec.masked.loop import MaskedBatch
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -60,7 +59,7 @@ class MagnetAdapter:
         text_encoder: The text encoder.
         codec: The codec of its codes.
         steps: Steps of each codebook; None is as published, 20 for the first and 10 for each other.
-        ahead: States of each row in a call, see `mmspec.masked.loop.decode_masked`.
+        ahead: States of each row in a call, see `mmspec.masked.loop.MaskedBatch`.
         last_guidance_scale: The guidance scale where nothing is masked.
 
     Raises:
@@ -70,7 +69,6 @@ class MagnetAdapter:
 
     recipe = "plain"
     guided = True
-    in_engines = False
     voices: Sequence[str] = ()
     sampling = SamplingParams(3.0, 0, 0.9, 10.0)
 
@@ -114,60 +112,32 @@ class MagnetAdapter:
     def read(self, text: str, voice: str | None) -> PreparedText:
         return PreparedText([text])
 
-    def job(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> MagnetJob:
+    def prepare_rows(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedClosed:
         if recipe.name != "plain":
             raise ArgumentError(
                 f"recipe={str(recipe)!r} is not possible here: a masked model fills places in any order; use 'plain', "
                 "and config={'ahead': 4} for fewer calls or 'steps' for fewer steps"
             )
-        return MagnetJob(self, parts)
+        text, mask = self.text_encoder(parts)
+        sampling, books = samplings[0], self.model.config.codebooks
+        schedule = SpanSchedule(self.steps, self.spans, sampling.guidance_scale, self.last_guidance)
+        text, mask = (
+            self.model.read_text(text.to(self.model.device), mask.to(self.model.device)),
+            mask.to(self.model.device),
+        )
+
+        def batch(seeds: Sequence[int], watch: Watch) -> MaskedBatch:
+            if watch.measure_entropy:
+                raise ArgumentError("measure_entropy is not possible for MAGNeT, whose steps fill many places at once")
+            return MaskedBatch(
+                MagnetProcess(self.model, text, mask, schedule, sampling, seeds), self.ahead, seeds, watch
+            )
+
+        return PreparedClosed(batch, tokens=lambda codes: codes.view(books, len(codes) // books).T)
 
     def codes(self, tokens: Tensor) -> Tensor:
         frames = tokens.T
         return frames[:, : int((frames >= 0).all(0).long().cumprod(0).sum())]
-
-
-@dataclass(frozen=True)
-class MagnetJob:
-    """A batch of texts; see `mmspec.audio.adapter.DecodingJob`.
-
-    Attributes:
-        adapter: The adapter.
-        parts: The texts.
-    """
-
-    adapter: MagnetAdapter
-    parts: Sequence[str]
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        """Columns int64 [B, T, K]. All rows have the first sampling parameters.
-
-        Raises:
-            ArgumentError: If entropies are asked for.
-        """
-        if measure_entropy:
-            raise ArgumentError("measure_entropy is not possible for MAGNeT, whose steps fill many places at once")
-        own, sampling, books = self.adapter, samplings[0], self.adapter.model.config.codebooks
-        text, mask = own.text_encoder(self.parts)
-        schedule = SpanSchedule(own.steps, own.spans, sampling.guidance_scale, own.last_guidance)
-        text = own.model.read_text(text.to(own.model.device), mask.to(own.model.device))
-        process = MagnetProcess(own.model, text, mask.to(text.device), schedule, sampling, seeds)
-        meter = Meter(own.model.device, len(self.parts))
-
-        def observe(step: Step) -> None:
-            assert on_step is not None
-            columns = [tokens.unflatten(0, (books, -1)).T for tokens in step.tokens]
-            on_step(replace(step, tokens=columns))
-
-        tokens, _ = decode_masked(process, meter, own.ahead, None if on_step is None else observe)
-        return Decoded(tokens.unflatten(1, (books, -1)).transpose(1, 2), meter.stats(0))
 
 
 def from_folder(

@@ -74,7 +74,7 @@ class SpanSchedule:
 
 
 class MagnetProcess:
-    """A batch of texts for `mmspec.masked.loop.decode_masked`; the places of a state are K codebooks of T frames.
+    """A batch of texts for `mmspec.masked.loop.MaskedBatch`; the places of a state are K codebooks of T frames.
 
     Args:
         model: The model.

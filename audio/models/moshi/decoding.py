@@ -17,7 +17,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_batch import decode_frames
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.target import EarlyExit

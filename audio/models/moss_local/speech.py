@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.audio.codec import Codec
-from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_rows import prepare_frame_rows
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.draft_model import check_draft
 from mmspec.audio.models.moss_local.decoding import MossLocalFrames, frame_ends, frame_spec
@@ -27,6 +26,7 @@ from mmspec.audio.models.moss_tts.message import (
     read_options,
 )
 from mmspec.audio.published_folder import PublishedFolder
+from mmspec.batching.request import PreparedBatch
 from mmspec.heads.head import Head
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
@@ -109,18 +109,19 @@ class MossLocalAdapter(MossSpeaker):
         codes[first : first + len(part.voice)] = part.voice
         return text, codes
 
-    def job(self, parts: Sequence[MossPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
-        prompts = [self.prompt(part) for part in parts]
+    def prepare_rows(
+        self, parts: Sequence[MossPart], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedBatch:
+        prompts, sampling = [self.prompt(part) for part in parts], samplings[0]
         length = self.options.frames + 1  # with the one that ends a row
 
-        def prompted(model: MossLocal, ahead: int, sampling: SamplingParams) -> MossLocalFrames:
+        def prompted(model: MossLocal, ahead: int) -> MossLocalFrames:
             return MossLocalFrames(model, prompts, length, sampling, ahead)
 
-        def spec(sampling: SamplingParams) -> FrameSpec:
-            return frame_spec(self.model, length, sampling)
-
-        books, draft = self.model.config.codebooks, self.draft_model
-        return FrameJob("MOSS-TTS-Local", self.model, books, len(parts), self.ahead, prompted, spec, draft, self.heads)
+        spec, books = frame_spec(self.model, length, sampling), self.model.config.codebooks
+        return prepare_frame_rows(
+            recipe, self.model, len(parts), prompted, spec, books, self.ahead, self.draft_model, self.heads
+        )
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = frame_ends(self.model)(tokens).nonzero()

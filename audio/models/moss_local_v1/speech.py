@@ -11,8 +11,7 @@ from torch import Tensor
 
 from mmspec.arguments import shown
 from mmspec.audio.codec import Codec
-from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_rows import prepare_frame_rows
 from mmspec.audio.draft_model import check_draft
 from mmspec.audio.family_options import check_integers
 from mmspec.audio.models.moss_local_v1.decoding import LocalV1Frames, frame_ends, frame_spec
@@ -26,6 +25,7 @@ from mmspec.audio.models.moss_tts.message import (
     read_options,
 )
 from mmspec.audio.published_folder import PublishedFolder
+from mmspec.batching.request import PreparedBatch
 from mmspec.errors import ArgumentError
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
@@ -93,22 +93,21 @@ class MossLocalV1Adapter(MossSpeaker):
         )
         return text, codes[:, : self._books]
 
-    def job(self, parts: Sequence[MossPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+    def prepare_rows(
+        self, parts: Sequence[MossPart], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedBatch:
         if recipe.drafts_frames:
             raise ArgumentError(
                 f"recipe {recipe.name!r} is not possible for the first MOSS-TTS-Local; it drafts along the depth"
             )
-        prompts = [self.prompt(part) for part in parts]
+        prompts, sampling = [self.prompt(part) for part in parts], samplings[0]
         length = self.options.frames + 1  # with the one that ends a row
 
-        def prompted(model: MossLocalV1, ahead: int, sampling: SamplingParams) -> LocalV1Frames:
+        def prompted(model: MossLocalV1, ahead: int) -> LocalV1Frames:
             return LocalV1Frames(model, prompts, length, sampling, self._penalty)
 
-        def spec(sampling: SamplingParams) -> FrameSpec:
-            return frame_spec(length, sampling)
-
-        books, draft = 1 + self._books, self.draft_model
-        return FrameJob("MOSS-TTS-Local", self.model, books, len(parts), 0, prompted, spec, draft)
+        spec, books = frame_spec(length, sampling), 1 + self._books
+        return prepare_frame_rows(recipe, self.model, len(parts), prompted, spec, books, 0, self.draft_model)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = frame_ends(tokens).nonzero()

@@ -22,9 +22,9 @@ from mmspec.audio.models.moss_tts.message import (
     needed_codec,
     read_options,
 )
-from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
 from mmspec.audio.published_folder import PublishedFolder, read_published
+from mmspec.batching.request import PreparedRows
 from mmspec.hf.folder import read_json, tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -63,7 +63,9 @@ class MossAdapter(MossSpeaker):
         marks = config.start, config.user_slot, config.slots[END]
         return chat_prompt(self.tokenizer, self.options, part.text, columns, marks, (config.codes, config.codebooks))
 
-    def job(self, parts: Sequence[MossPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
+    def prepare_rows(
+        self, parts: Sequence[MossPart], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedRows:
         model, config = self.model, self.model.config
         prompts = [self.prompt(part) for part in parts]
         longest = max(len(text) for text, _ in prompts)
@@ -82,7 +84,7 @@ class MossAdapter(MossSpeaker):
             TEXT_TEMPERATURE,
         )
         draft = None if self.draft_model is None else plan(self.draft_model, request)
-        return ColumnDecodingJob(model, plan(model, request), draft, self.tables)
+        return plan(model, request).prepare(model, recipe, len(parts), draft, self.tables)
 
     def tables(self) -> list[Tensor]:
         """The vectors of the cells of a column; the tokens of text, in the first, have none, and padding has none."""

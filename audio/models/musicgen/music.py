@@ -16,9 +16,10 @@ from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.models.magnet.blocks import MagnetBlocks, check_magnet
 from mmspec.audio.models.magnet.model import MagnetTransformer
 from mmspec.audio.models.musicgen.decoding import MELODY, MusicgenRequest, delays_of, musicgen_codec, plan
-from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
+from mmspec.audio.multi_codebook.decoding import check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.batching.request import PreparedRows
 from mmspec.errors import ArgumentError
 from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe
@@ -93,7 +94,7 @@ class MusicgenAdapter:
     def read(self, text: str, voice: str | None) -> PreparedText:
         return PreparedText([text])
 
-    def job(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
+    def prepare_rows(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
         model, device = self.model, self.model.device
         words = self.processor(text=list(parts), padding=True, return_tensors="pt").to(device)
         states = model.text_encoder(input_ids=words["input_ids"], attention_mask=words["attention_mask"])
@@ -111,9 +112,10 @@ class MusicgenAdapter:
         if isinstance(self.draft_model, MagnetTransformer):
             text = states.last_hidden_state, words["attention_mask"].bool()
             blocks = partial(MagnetBlocks, self.draft_model, *text, delays_of(model), frames)
-            return ColumnDecodingJob(model, replace(whole, masked_model=blocks), None, self.codec.tables)
-        draft = None if self.draft_model is None else plan(self.draft_model, request)
-        return ColumnDecodingJob(model, whole, draft, self.codec.tables)
+            whole, draft = replace(whole, masked_model=blocks), None
+        else:
+            draft = None if self.draft_model is None else plan(self.draft_model, request)
+        return whole.prepare(model, recipe, len(parts), draft, self.codec.tables)
 
     def codes(self, tokens: Tensor) -> Tensor:
         return undelay(tokens[None], delays_of(self.model))[0].T

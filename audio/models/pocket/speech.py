@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,11 @@ from mmspec.arguments import check_integer, shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import PocketCodec
-from mmspec.audio.latents.row_limits import cut_rows
-from mmspec.audio.models.pocket.decoding import FRAMES_AFTER_EOS, INPUTS, check_sibling, prepare_frames, sample_frames
+from mmspec.audio.models.pocket.decoding import FRAMES_AFTER_EOS, INPUTS, check_sibling, prepare_frames
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_tokens
-from mmspec.batching.run import Decoded
 from mmspec.continuous.prepared import PreparedLatents
-from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.hf.padding import with_padding
 from mmspec.inputs import check_regular
@@ -92,12 +88,17 @@ class PocketAdapter:
         voice_latents = {REFERENCE: latents, **self.voice_latents}
         return PocketAdapter(self.model, self.processor, voice_latents, self.draft_model, self.frames)
 
-    def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> PocketJob:
+    def prepare_rows(
+        self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedLatents:
         if any(sampling.top_k or sampling.top_p != 1 for sampling in samplings):
             raise ArgumentError("top_k and top_p are not possible here: this model's tokens are vectors")
-        inputs = self._inputs(parts)
-        on_device = {key: value.to(self.model.device) for key, value in inputs.items()}
-        return PocketJob(self, on_device, self._limits(inputs))
+        inputs, config = self._inputs(parts), self.model.generation_config
+        there = {key: value.to(self.model.device) for key, value in inputs.items()}
+        names = ("num_flow_steps", "eos_threshold", "min_frames_before_eos")
+        own = {name: value for name in names if (value := getattr(config, name, None)) is not None}
+        temperatures, limits = [sampling.temperature for sampling in samplings], self._limits(inputs)
+        return prepare_frames(self.model, there, recipe, temperatures, self.draft_model, limits, **own)
 
     def _inputs(self, parts: Sequence[Any]) -> Mapping[str, Tensor]:
         """The outputs of the processor for parts."""
@@ -136,55 +137,6 @@ class PocketAdapter:
         ends = (tokens[:, -1] == 0).nonzero()
         kept = tokens[: int(ends[0]) + 1] if len(ends) else tokens
         return self.model.denormalize_latents(kept[:, :-1]).T
-
-
-@dataclass(frozen=True)
-class PocketJob:
-    """A batch of prompts; see `mmspec.audio.adapter.DecodingJob`.
-
-    Attributes:
-        adapter: The adapter.
-        inputs: The outputs of its processor.
-        limits: Frames of each row, at most.
-    """
-
-    adapter: PocketAdapter
-    inputs: dict[str, Tensor]
-    limits: Sequence[int]
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        if measure_entropy:
-            raise ArgumentError("measure_entropy is not possible here: a vector's distribution has no entropy in bits")
-        adapter = self.adapter
-        found = sample_frames(
-            adapter.model, self.inputs, recipe, seeds, adapter.draft_model, max(self.limits),
-            samplings[0].temperature, on_step=on_step, **self._defaults,
-        )  # fmt: skip
-        cut = cut_rows(found, self.limits)
-        for row, limit, stats in zip(cut.tokens, self.limits, cut.stats.rows, strict=True):
-            if stats.truncated:
-                row[limit - 1, -1] = 0  # the mark of a last frame
-        return cut
-
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedLatents:
-        """See `mmspec.audio.adapter.PreparableJob`."""
-        model, draft_model = self.adapter.model, self.adapter.draft_model
-        temperatures = [sampling.temperature for sampling in samplings]
-        return prepare_frames(model, self.inputs, recipe, temperatures, draft_model, self.limits, **self._defaults)
-
-    @property
-    def _defaults(self) -> dict[str, Any]:
-        """What the checkpoint's generation config sets."""
-        config = self.adapter.model.generation_config
-        names = ("num_flow_steps", "eos_threshold", "min_frames_before_eos")
-        return {name: value for name in names if (value := getattr(config, name, None)) is not None}
 
 
 def frames_for(text_tokens: int, frame_rate: float) -> int:

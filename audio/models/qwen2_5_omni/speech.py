@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.arguments import shown
-from mmspec.audio.adapter import PreparedText, TargetJob
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.token2wav import Token2Wav
 from mmspec.audio.depth.depth_frames import left_padded, same_length
 from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.qwen2_5_omni.decoding import vocab_size
 from mmspec.audio.talker_call import Question, call_talker
+from mmspec.batching.request import PreparedRows
 from mmspec.checkpoint import read_weights
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -115,7 +116,9 @@ class Qwen2_5OmniAdapter:
         prompt = TalkerPrompt(call.input_ids[0], embeds, added, tuple(processors))
         return PreparedText([prompt], notes=[f"answer: {call.answer}"], texts=[call.answer])
 
-    def job(self, parts: Sequence[TalkerPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
+    def prepare_rows(
+        self, parts: Sequence[TalkerPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedRows:
         talker, length = self.model.talker, self.options.frames + 1  # with the code that ends a row
         if recipe.needs_draft_model:
             raise ArgumentError(f"recipe {recipe.name!r} is not possible for Qwen2.5-Omni, which has no draft model")
@@ -133,7 +136,8 @@ class Qwen2_5OmniAdapter:
         target = CausalTarget(backbone, prompt, None, length, slack)
         processed = ProcessedTarget(target, parts[0].processors, history, length + slack)
         layout = Layout(length, eos=frozenset(self._ends), pad=self._ends[0])
-        return TargetJob(processed, layout, DraftResources(adaptive_windows=adaptive_windows_of(talker)))
+        resources = DraftResources(adaptive_windows=adaptive_windows_of(talker))
+        return PreparedRows(processed, layout, samplings, resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = torch.isin(tokens, torch.tensor(self._ends, device=tokens.device)).nonzero()

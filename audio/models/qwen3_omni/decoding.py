@@ -20,8 +20,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames
 from mmspec.audio.depth.depth_target import by_index
-from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import decode_frame_windows
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.decoding.step import OnStep
@@ -162,10 +161,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
         depth_sampling(talker, bool(call.config.do_sample)),
     )
     seeds, windows = row_seeds(call.seed, len(embeds)), adaptive_windows_of(talker)
-    if ahead:
-        frames = decode_frame_windows(model, call.recipe, spec, seeds, ahead, None, call.on_step, windows).frames
-    else:
-        frames = decode_frames(model, call.recipe, spec, seeds, None, call.on_step, windows).frames
+    frames = decode_frames(model, call.recipe, spec, seeds, None, call.on_step, windows, ahead).frames
     sequences = torch.cat([call.input_ids, frames[..., 0]], dim=1)
     if not call.config.return_dict_in_generate:
         return sequences

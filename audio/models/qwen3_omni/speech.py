@@ -16,11 +16,12 @@ from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs.code2wav import Code2Wav
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_length
-from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_rows import prepare_frame_rows
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.qwen3_omni.decoding import depth_sampling, talker_frames
 from mmspec.audio.talker_call import Question, call_talker
+from mmspec.batching.request import PreparedBatch
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.head import Head
@@ -109,24 +110,23 @@ class Qwen3OmniAdapter:
         prompt = TalkerPrompt(call.inputs["inputs_embeds"][0], added, (penalty, *processors))
         return PreparedText([prompt], notes=[f"answer: {call.answer}"], texts=[call.answer])
 
-    def job(self, parts: Sequence[TalkerPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+    def prepare_rows(
+        self, parts: Sequence[TalkerPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedBatch:
         if recipe.needs_draft_model:
             raise ArgumentError(f"recipe {recipe.name!r} is not possible for Qwen3-Omni, which has no draft model")
         length = self.options.frames + 1  # with the one that ends a row
 
-        def prompted(model: Any, ahead: int, sampling: SamplingParams) -> DepthFrames:
+        def prompted(model: Any, ahead: int) -> DepthFrames:
             embeds, mask = left_padded([part.embeds for part in parts])
             added = same_length([part.text for part in parts])
             prompt = Prompt(embeds, mask, position_ids_of(mask), added=added)
             return talker_frames(model.talker, prompt, length, ahead, parts[0].processors)
 
-        def spec(first: SamplingParams) -> FrameSpec:
-            own = depth_sampling(self.model.talker, first.temperature > 0)
-            rest = stage_sampling(own, self.sampling, first)
-            return FrameSpec(length, self.ended, self._end, first, rest)
-
-        books = int(self.model.config.talker_config.num_code_groups)
-        return FrameJob("Qwen3-Omni", self.model, books, len(parts), self.ahead, prompted, spec, heads=self.heads)
+        first, books = samplings[0], int(self.model.config.talker_config.num_code_groups)
+        rest = stage_sampling(depth_sampling(self.model.talker, first.temperature > 0), self.sampling, first)
+        spec = FrameSpec(length, self.ended, self._end, first, rest)
+        return prepare_frame_rows(recipe, self.model, len(parts), prompted, spec, books, self.ahead, heads=self.heads)
 
     def ended(self, frames: Tensor) -> Tensor:
         """Frames int64 [..., K] to bool [...]: True for frames that end their row."""

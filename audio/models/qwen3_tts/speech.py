@@ -18,7 +18,7 @@ from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs.after_reference import AfterReference
 from mmspec.audio.codecs.qwen3_tts import Qwen3TTSCodec, read_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_rows import prepare_frame_rows
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.draft_model import check_draft
 from mmspec.audio.family_options import check_integers, options_of
@@ -37,6 +37,7 @@ from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_text
+from mmspec.batching.request import PreparedBatch
 from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.head import Head
@@ -197,16 +198,18 @@ class Qwen3TTSAdapter:
         other.heads = self.heads
         return other
 
-    def job(self, parts: Sequence[Qwen3TTSPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
-        def prompted(model: Qwen3TTS, ahead: int, sampling: SamplingParams) -> Qwen3TTSFrames:
+    def prepare_rows(
+        self, parts: Sequence[Qwen3TTSPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedBatch:
+        def prompted(model: Qwen3TTS, ahead: int) -> Qwen3TTSFrames:
             return self.prompted(model, parts, ahead)
 
-        def spec(first: SamplingParams) -> FrameSpec:
-            rest = stage_sampling(sampling_of(self.generation, "subtalker_"), self.sampling, first)
-            return FrameSpec(self.options.frames, frame_ends(self.model), self.model.config.codes, first, rest)
-
-        books, draft = self.model.config.codebooks, self.draft_model
-        return FrameJob("Qwen3-TTS", self.model, books, len(parts), self.ahead, prompted, spec, draft, self.heads)
+        first, config = samplings[0], self.model.config
+        rest = stage_sampling(sampling_of(self.generation, "subtalker_"), self.sampling, first)
+        spec = FrameSpec(self.options.frames, frame_ends(self.model), config.codes, first, rest)
+        return prepare_frame_rows(
+            recipe, self.model, len(parts), prompted, spec, config.codebooks, self.ahead, self.draft_model, self.heads
+        )
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = frame_ends(self.model)(tokens).nonzero()

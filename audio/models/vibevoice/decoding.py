@@ -21,13 +21,13 @@ from torch import Tensor
 from mmspec.audio.latents.backbone_runner import BackboneRunner, early_exit
 from mmspec.audio.latents.codecs import VibeVoiceCodec
 from mmspec.audio.latents.convolutions import RollbackPaddingCache
-from mmspec.continuous.prepared import Latents, run_latents
+from mmspec.continuous.prepared import PreparedLatents
 from mmspec.continuous.sampler import Gaussian, LatentModel
 from mmspec.continuous.stats import LatentStats
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.step import OnStep
+from mmspec.decoding.step import OnStep, Watch
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
@@ -268,33 +268,49 @@ def converse(
         ArgumentError: For an argument whose value is not allowed.
         UnknownNameError: For an unknown recipe, rule or drafter.
     """
-    seeds = row_seeds(seed, len(inputs["input_ids"]))
-    found = sample_tokens(
-        model, inputs, parse(recipe), seeds, draft_model, max_tokens, guidance_scale, num_diffusion_steps,
-        sample_voice, on_step,
-    )  # fmt: skip
-    tokens = [row[: stats.tokens] for row, stats in zip(found.tokens, found.stats.rows, strict=True)]
+    rows, chosen = len(inputs["input_ids"]), parse(recipe)
+    seeds = row_seeds(seed, rows)
+    prepared = prepare_tokens(
+        model, inputs, chosen, [max_tokens] * rows, draft_model, guidance_scale, num_diffusion_steps, sample_voice
+    )
+    batch = prepared.batch(chosen, seeds, Watch(on_step))
+    batch.run()
+    tokens, stats = [batch.state.tokens(row) for row in range(rows)], batch.stats()
+    assert isinstance(stats, LatentStats)
     codec = VibeVoiceCodec(model)
     audio = [codec.decode(latents_of(model, row)[None])[0].cpu() for row in tokens]
-    return VibeVoiceOutput(audio, tokens, seeds, found.stats)
+    return VibeVoiceOutput(audio, tokens, seeds, stats)
 
 
-def sample_tokens(
+def prepare_tokens(
     model: Any,
     inputs: dict[str, Any],
     recipe: Recipe,
-    seeds: Sequence[int],
+    limits: Sequence[int],
     draft_model: Any = None,
-    max_tokens: int = 512,
     guidance_scale: float = 1.3,
     num_diffusion_steps: int = 10,
     sample_voice: bool = False,
-    on_step: OnStep | None = None,
-) -> Latents:
-    """The tokens of scripts, [B, n, D + 1], latents and kinds; see `converse`."""
-    if max_tokens < 1 or num_diffusion_steps < 1:
+) -> PreparedLatents:
+    """Scripts that are ready to be decoded to tokens [n, D + 1], latents and kinds.
+
+    Args:
+        model: As in `converse`, like the arguments that are not described here.
+        inputs: As there.
+        recipe: As there.
+        limits: Tokens of each row, at most.
+        draft_model: As there.
+        guidance_scale: As there.
+        num_diffusion_steps: As there.
+        sample_voice: As there.
+
+    Raises:
+        ArgumentError: For an argument whose value is not allowed.
+    """
+    max_tokens = max(limits)
+    if min(limits) < 1 or num_diffusion_steps < 1:
         raise ArgumentError(
-            f"max_tokens={max_tokens} and num_diffusion_steps={num_diffusion_steps} must both be 1 or more"
+            f"max_tokens={min(limits)} and num_diffusion_steps={num_diffusion_steps} must both be 1 or more"
         )
     if draft_model is not None and draft_model.config.audio_config != model.config.audio_config:
         raise ArgumentError("draft_model has another acoustic tokenizer than the model; they do not belong together")
@@ -321,7 +337,7 @@ def sample_tokens(
         dtype=torch.float32,
         ends=lambda tokens: tokens[..., -1] == config.eos_token_id,
     )
-    return run_latents(target(model), head(model), recipe, layout, seeds, resources, on_step)
+    return PreparedLatents(target(model), head(model), layout, resources, limits)
 
 
 def latents_of(model: Any, tokens: Tensor) -> Tensor:

@@ -15,13 +15,11 @@ from mmspec.arguments import check_integer, shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import VibeVoiceCodec
-from mmspec.audio.latents.row_limits import cut_rows
-from mmspec.audio.models.vibevoice.decoding import latents_of, sample_tokens
+from mmspec.audio.models.vibevoice.decoding import latents_of, prepare_tokens
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import count_letters, ending_like, split_text
-from mmspec.batching.run import Decoded
-from mmspec.decoding.step import OnStep
+from mmspec.continuous.prepared import PreparedLatents
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe
@@ -65,7 +63,6 @@ class VibeVoiceAdapter:
 
     recipe = "plain"
     guided = True
-    in_engines = False
 
     def __init__(
         self,
@@ -119,7 +116,9 @@ class VibeVoiceAdapter:
         voice_audio = {REFERENCE: wave.numpy(), **self.voice_audio}
         return VibeVoiceAdapter(self.model, self.processor, voice_audio, self.draft_model, self.frames)
 
-    def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> VibeVoiceJob:
+    def prepare_rows(
+        self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedLatents:
         sampling = samplings[0]
         if sampling.top_k or sampling.top_p != 1 or sampling.temperature != 1:
             raise ArgumentError(
@@ -133,7 +132,8 @@ class VibeVoiceAdapter:
             min(self.frames or frames_for(part), self._positions - length)
             for part, length in zip(parts, lengths, strict=True)
         ]
-        return VibeVoiceJob(self, inputs, limits)
+        steps = getattr(self.model.generation_config, "num_diffusion_steps", None) or 10
+        return prepare_tokens(self.model, inputs, recipe, limits, self.draft_model, sampling.guidance_scale, steps)
 
     def _inputs(self, parts: Sequence[ScriptPart]) -> Mapping[str, Tensor]:
         """The outputs of the processor for parts."""
@@ -174,39 +174,6 @@ class VibeVoiceAdapter:
 
     def codes(self, tokens: Tensor) -> Tensor:
         return latents_of(self.model, tokens)
-
-
-@dataclass(frozen=True)
-class VibeVoiceJob:
-    """A batch of scripts; see `mmspec.audio.adapter.DecodingJob`.
-
-    Attributes:
-        adapter: The adapter.
-        inputs: The outputs of its processor.
-        limits: Tokens of each row, at most.
-    """
-
-    adapter: VibeVoiceAdapter
-    inputs: dict[str, Tensor]
-    limits: Sequence[int]
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        if measure_entropy:
-            raise ArgumentError("measure_entropy is not possible here: a vector's distribution has no entropy in bits")
-        adapter = self.adapter
-        steps = getattr(adapter.model.generation_config, "num_diffusion_steps", None) or 10
-        found = sample_tokens(
-            adapter.model, self.inputs, recipe, seeds, adapter.draft_model, max(self.limits),
-            samplings[0].guidance_scale, steps, on_step=on_step,
-        )  # fmt: skip
-        return cut_rows(found, self.limits)
 
 
 def frames_for(part: ScriptPart) -> int:

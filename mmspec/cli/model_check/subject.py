@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.audio.adapter import TargetJob
 from mmspec.audio.models.vibevoice.speech import VibeVoiceAdapter
 from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.step import Step
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError
@@ -224,9 +224,10 @@ class PipelineSubject:
         if isinstance(self.pipe, SpeechPipeline):
             adapter = self.pipe.adapter
             part = adapter.read(self.prompt, None).parts[0]
-            job = adapter.job([part] * rows, parse(f"sjd:window={max(slack, 2)}"), [adapter.sampling] * rows)
-            if isinstance(job, TargetJob) and job.layout.kind == "tokens":
-                return job.target, job.layout.length
+            recipe = parse(f"sjd:window={max(slack, 2)}")
+            ready = adapter.prepare_rows([part] * rows, recipe, [adapter.sampling] * rows)
+            if type(ready) is PreparedRows and ready.layout.kind == "tokens":
+                return ready.target, ready.layout.length
         elif hasattr(self.pipe, "prepare") and not self.prompt.isdigit():
             prepared = self.pipe.prepare([self.prompt] * rows, slack)
             if prepared.layout.kind == "tokens":
