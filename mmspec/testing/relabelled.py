@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmspec.codebook import Codebook
-from mmspec.heads.checkpoint import Head
+from mmspec.heads.head import Head
 from mmspec.knobs import Value
 from mmspec.recipes import Recipe
 from mmspec.rules import Rule

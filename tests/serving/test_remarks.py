@@ -22,7 +22,6 @@ from mmspec.bulk.requests import SampleSettings, requests_of
 from mmspec.errors import ArgumentError
 from mmspec.serving.engines import new_engine
 from mmspec.serving.models import ServedModel
-from mmspec.serving.one_by_one import OneByOneEngine
 
 TEXT = "one two three"
 CUT = "truncated: part 1 of 1 ('one two three') reached its limit of 8 tokens before its end"
@@ -47,11 +46,10 @@ def notes_of(silent: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("alone", [False, True])
-def test_servers_say_what_calls_say(silent: bool, alone: bool) -> None:
+def test_servers_say_what_calls_say(silent: bool) -> None:
     pipe = pipeline(silent)
     assert pipe(TEXT, seed=0).notes == notes_of(silent)
-    engine = OneByOneEngine(pipe) if alone else new_engine(pipe, "scd:window=2", 4, 8)
+    engine = new_engine(pipe, "scd:window=2", 4, 8)
     body: dict[str, Any] = {"input": TEXT, "seed": 0, "model": "csm"}
     with served([ServedModel("csm", pipe, "scd:window=2", engine)]) as server:
         for kind in ("wav", "flac", "opus", "mp3", "pcm"):
