@@ -104,7 +104,12 @@ def test_later_parts_go_on_with_the_voice_of_the_first(tmp_path: Path) -> None:
 def test_a_codec_is_told_how_a_part_goes_on(tmp_path: Path) -> None:
     """One that depends on the prompt must know the voice, in a call as in a stream."""
     pipe, seen = load(tmp_path), list[Any]()
-    pipe.adapter.part_codec = lambda part: seen.append(part) or pipe.adapter.codec
+
+    def part_codec(part: Any) -> Any:
+        seen.append(part)
+        return pipe.adapter.codec
+
+    pipe.adapter.part_codec = part_codec
     pipe(LONG, seed=3, temperature=1.0)
     called, seen[:] = list(seen), []
     list(pipe.stream(LONG, seed=3, temperature=1.0))
