@@ -86,7 +86,7 @@ def build_drafter(context: DraftingContext) -> Any:
     members = ("propose", "observe", "select_rows", "calls", *(["verify"] if recipe.info.tree else []))
     if missing := [name for name in members if not hasattr(drafter, name)]:
         raise PluginError(
-            f"the builder '{builder}' of recipe {recipe.name!r} must return a "
+            f"the builder '{getattr(builder, '__qualname__', builder)}' of recipe {recipe.name!r} must return a "
             f"{'TreeDrafter' if recipe.info.tree else 'Drafter'}, not {drafter!r}, which has no {', '.join(missing)}"
         )
     return drafter

@@ -48,13 +48,13 @@ def plugin(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mod
     (site / "raster-0.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: raster\nVersion: 0.1\n")
     (site / "raster-0.1.dist-info" / "entry_points.txt").write_text("\n".join(lines) + "\n")
     sys.path.insert(0, str(site))
-    registry.plugins.cache_clear()
+    registry.installed.cache_clear()
     importlib.invalidate_caches()
     module = importlib.import_module("test_raster")
     module.tiny(16).save_pretrained(site / "raster_weights")
     yield module
     sys.path.remove(str(site))
-    registry.plugins.cache_clear()
+    registry.installed.cache_clear()
     for name in MODULES:
         sys.modules.pop(name, None)
 
