@@ -150,6 +150,7 @@ class TextNGramDrafter:
         features: Features of each row's script, int64 [J, columns].
     """
 
+    ROWS = ("_scripts",)
     calls = 0
 
     def __init__(self, table: TextNGramTable, target: SpokenTarget, features: Sequence[Index]) -> None:
@@ -159,15 +160,6 @@ class TextNGramDrafter:
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         pass
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._scripts = [self._scripts[i] for i in row_ids]
-
-    def join(self, other: TextNGramDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._scripts += [[]] * (max(row_ids) + 1 - len(self._scripts))
-        for row, script in zip(row_ids, other._scripts, strict=True):
-            self._scripts[row] = script
 
     def extend(self, state: BatchState, draft: Draft, reused: Index, draws: WindowRNG) -> Draft:
         count, codes = draft.tokens.shape[1], self._target.codes

@@ -13,7 +13,6 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.errors import ArgumentError
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
-from mmspec.sampling.rows import put_host_rows, put_last_rows
 
 
 class LatentJacobi:
@@ -33,6 +32,8 @@ class LatentJacobi:
         ArgumentError: If `start` is neither "hold" nor "left".
     """
 
+    ROWS = ("_offset", "_tokens", "_q")
+
     calls = 0
 
     def __init__(self, sampler: LatentSampler, coupling: str, start: str) -> None:
@@ -49,19 +50,17 @@ class LatentJacobi:
         self._offset = verdict.accepted + 1
         self._tokens, self._q = self._resample(verdict, draws), verdict.p  # q := p
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._offset = self._offset[row_ids]
-        if self._tokens is not None and self._q is not None:
-            self._tokens, self._q = self._tokens[row_ids], self._q[row_ids]
-
-    def join(self, other: LatentJacobi, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        assert self._tokens is not None and self._q is not None and other._tokens is not None and other._q is not None
-        ours, new = self._tokens.shape[1], other._tokens.shape[1]
-        offsets = self._offset + max(new - ours, 0), other._offset + max(ours - new, 0)
-        self._offset = put_host_rows(*offsets, row_ids)
-        self._tokens = put_last_rows(self._tokens, other._tokens, row_ids)
-        self._q = put_last_rows(self._q, other._q, row_ids)
+    def before_join(self, other: LatentJacobi, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`. Windows that end together get one width, with zeros in front."""
+        assert self._tokens is not None and other._tokens is not None
+        width = max(self._tokens.shape[1], other._tokens.shape[1])
+        for one in (self, other):
+            assert one._tokens is not None and one._q is not None
+            more = width - one._tokens.shape[1]
+            one._offset = one._offset + more
+            one._tokens, one._q = (
+                torch.cat([x.new_zeros(len(x), more, *x.shape[2:]), x], 1) for x in (one._tokens, one._q)
+            )
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         assert self._tokens is not None and self._q is not None

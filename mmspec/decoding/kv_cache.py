@@ -133,6 +133,20 @@ class KVCache:
         """Bytes of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
+    @property
+    def rows(self) -> int:
+        """R, the number of rows, the unconditional ones included."""
+        return int(self._one.shape[1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cache is."""
+        return self._one.device
+
+    @property
+    def _one(self) -> Tensor:
+        return self.keys if isinstance(self.keys, Tensor) else self.keys.parts[0]
+
     def layer(self, index: int) -> tuple[Store, Store]:
         """Keys and values of one layer, views [R, heads, capacity, head_dim]."""
         return self.keys[index], self.values[index]

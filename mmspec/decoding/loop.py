@@ -19,6 +19,7 @@ from torch import Tensor
 from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict, following_width, open_following, parts_ahead
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.captured import CapturedWindows, capture_windows
+from mmspec.decoding.rows import can_join, join_rows
 from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import OnStep
@@ -30,35 +31,15 @@ from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import JoinableSampler, Sampler, join_samplers
 
 
-class TracksBatch(Protocol):
-    """The methods that chain and tree drafters share."""
+class Observer(Protocol):
+    """What chain and tree drafters share. Values per row are named in `ROWS`; see `mmspec.decoding.rows`."""
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         """Called after verification, before the batch advances: `state` still ends where the window began."""
         ...
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        ...
 
-
-@runtime_checkable
-class JoinableDrafter(Protocol):
-    """A drafter that takes in the rows of another drafter of the same recipe."""
-
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """Takes in the rows of `other`, which must not be used any more. Every row has a token, and no window is open.
-
-        Args:
-            other: A drafter that the same builder has made.
-            row_ids: Row i of it becomes row `row_ids[i]`, in the place of a finished row, or is appended.
-            state: The batch, before the rows have joined it.
-            other_state: The batch of `other`.
-        """
-        ...
-
-
-class Drafter(TracksBatch, Protocol):
+class Drafter(Observer, Protocol):
     """Proposes a chain of draft tokens, independently of the target and the acceptance rule."""
 
     @property
@@ -335,8 +316,9 @@ class RunningBatch:
         )
         if not (same and optional and isinstance(self.target, JoinableTarget)):
             return False
-        drafter = self.drafter is None or isinstance(self.drafter, JoinableDrafter)
-        return drafter and isinstance(self.sampler, JoinableSampler) and self.target.can_join(other.target)
+        if not isinstance(self.sampler, JoinableSampler):
+            return False
+        return self.target.can_join(other.target) and can_join(self.drafter, other.drafter)
 
     def join(self, other: RunningBatch) -> list[int]:
         """Takes in the running rows of another batch, which must not be used any more.
@@ -353,7 +335,7 @@ class RunningBatch:
         row_ids = self.state.places(len(other.state.ids))
         assert isinstance(self.target, JoinableTarget)
         if self.drafter is not None:
-            self.drafter.join(other.drafter, row_ids, self.state, other.state)
+            join_rows(self.drafter, other.drafter, row_ids, self.state, other.state)
         self.target.join(other.target, row_ids)
         join_samplers(self.sampler, other.sampler, row_ids)
         theirs = other.state.ids.tolist()

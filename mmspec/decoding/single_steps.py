@@ -12,6 +12,7 @@ import torch
 
 from mmspec.decoding.ahead import parts_ahead
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.rows import Kept, select_rows
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import Target
 from mmspec.sampling.mirrored import upload
@@ -19,7 +20,7 @@ from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
-    from mmspec.decoding.loop import OnStep, TracksBatch
+    from mmspec.decoding.loop import Observer, OnStep
 
 NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a step without drafts
 # Rows that have finished stay in the batch until one in so many has: dropping rows copies the KV cache of the others.
@@ -33,7 +34,7 @@ def decode_steps(
     count: int,
     meter: Meter,
     on_step: OnStep | None,
-    drafter: TracksBatch | None = None,
+    drafter: Observer | None = None,
 ) -> bool:
     """Samples up to `count` tokens of each row, one per target call; the first call of a run is the prefill.
 
@@ -97,7 +98,7 @@ def decode_steps(
 
 
 def drop_finished(
-    state: BatchState, target: Target, drafter: TracksBatch | None, sampler: Sampler, at_once: bool = False
+    state: BatchState, target: Target, drafter: Observer | None, sampler: Sampler, at_once: bool = False
 ) -> list[int] | None:
     """Drops the finished rows of a batch everywhere, if they are enough of it and not all.
 
@@ -124,5 +125,5 @@ def drop_finished(
     target.select_rows(running)
     sampler.select_rows(torch.tensor(running, device=target.device))
     if drafter is not None:
-        drafter.select_rows(running)
+        select_rows(drafter, Kept(running, rows, state.device))
     return running

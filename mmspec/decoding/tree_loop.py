@@ -24,7 +24,10 @@ TreeVerification = Callable[[Tensor, TreeDraft, Accept, Tensor, Tensor], TreeVer
 
 
 class TreeDrafter(Protocol):
-    """Proposes trees of draft tokens, independently of the target and the acceptance rule."""
+    """Proposes trees of draft tokens, independently of the target and the acceptance rule.
+
+    Values per row are named in `ROWS`; see `mmspec.decoding.rows`.
+    """
 
     @property
     def calls(self) -> int:
@@ -45,10 +48,6 @@ class TreeDrafter(Protocol):
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         """Called after verification, before the batch advances; `draws` is given after a single step only."""
-        ...
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
         ...
 
 

@@ -17,9 +17,8 @@ from mmspec.drafters.head_attention import written
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.block import BlockHead
 from mmspec.heads.draft_vocabulary import expand
-from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import on_device, part
-from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome, along_path
@@ -40,6 +39,9 @@ class BlockRunner:
         window: Entries in one target call.
         depth: Tokens ahead that a pass predicts, unless `reveal` sets another number for it.
     """
+
+    ROWS = ("_features", "_cache", "_empty", "_sampler")
+    COUNTS = ("calls",)
 
     def __init__(
         self, head: BlockHead, target: FeatureTarget, sampler: TokenSampler, length: int, window: int, depth: int
@@ -73,27 +75,12 @@ class BlockRunner:
         self._features.scatter_(1, self._feature_index(slots), new)
         self._unread += int(verdict.accepted.max()) + 1
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        if self._started:
-            index = cfg_rows(row_ids, self._sampler.rows, self._guided, self._features.device)
-            self._features = self._features[index]
-            self._cache.select_rows(index)
-            self._empty = self._empty[index.cpu().numpy()]
-        self._sampler.select_rows(row_ids)
-
-    def join(self, other: BlockRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        if not self._started:
-            self._start()
-        if not other._started:
-            other._start()
+    def before_join(self, other: BlockRunner, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
+        for runner in (self, other):
+            if not runner._started:
+                runner._start()
         other._read_context(other_state)  # the running rows read only what is new since their last pass
-        factor = 1 + self._guided
-        self._features = put_rows(self._features, other._features, row_ids, cfg_factor=factor)
-        self._cache.join(other._cache, row_ids, factor)
-        self._empty = put_host_rows(self._empty, other._empty, row_ids, cfg_factor=factor)
-        self._sampler.join(other._sampler, row_ids)
-        self.calls += other.calls
 
     def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
         """See `mmspec.drafters.draft_runner.SharesUpload`.

@@ -21,7 +21,7 @@ from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.short_cache import part_of_target
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.sampler import Sampler, join_samplers
+from mmspec.sampling.sampler import Sampler
 
 _SEED = 0x7F4A7C159E3779B9  # of the inner loop
 _ROUNDS = 1024  # more than there are inner windows in a window
@@ -36,6 +36,9 @@ class CascadeDrafter:
         small: Drafts for `middle`.
         inner: Tokens in one call of `middle`.
     """
+
+    ROWS = ("_small", "_sampler")
+    COUNTS = ("_middle_calls",)
 
     def __init__(self, middle: Target, sampler: Sampler, small: Drafter, inner: int) -> None:
         self._middle = middle
@@ -52,16 +55,6 @@ class CascadeDrafter:
         """Shows single steps to the small drafter; after windows the inner loop begins anew at the batch's tokens."""
         if verdict.tokens.shape[1] == 1:
             self._small.observe(verdict, state, draws)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._small.select_rows(row_ids)
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._middle.device))
-
-    def join(self, other: CascadeDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._small.join(other._small, row_ids, state, other_state)  # type: ignore[attr-defined]
-        join_samplers(self._sampler, other._sampler, row_ids)
-        self._middle_calls += other._middle_calls
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         fork, begin = state.fork(count, _SEED), state.length

@@ -16,7 +16,7 @@ from mmspec.decoding.ahead import ReadsAhead, reads_ahead
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.open_window import RECENT
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.target import EarlyExit, SingleSlotTarget, Target, join_targets
+from mmspec.decoding.target import EarlyExit, SingleSlotTarget, Target
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.model_runner import at_slot
 from mmspec.errors import ArgumentError
@@ -25,7 +25,7 @@ from mmspec.sampling.mirrored import part
 from mmspec.sampling.params import SamplingParams, change_each
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
-from mmspec.sampling.sampler import Sampler, join_samplers
+from mmspec.sampling.sampler import Sampler
 
 
 class ModelDrafter:
@@ -39,6 +39,9 @@ class ModelDrafter:
             it is the whole window.
     """
 
+    ROWS = ("_model", "_sampler")
+    COUNTS = ("calls",)
+
     def __init__(self, model: Target, sampler: Sampler, unread: int = 2) -> None:
         self.calls = 0
         self._model = model
@@ -50,18 +53,14 @@ class ModelDrafter:
         if verdict.tokens.shape[1] == 1:
             self._steps += 1
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._model.select_rows(row_ids)
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._model.device))
-
-    def join(self, other: ModelDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
+    def before_join(self, other: ModelDrafter, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
         for drafter in (self, other):
             drafter._start()
-        join_targets(self._model, other._model, row_ids)
-        join_samplers(self._sampler, other._sampler, row_ids)
+
+    def after_join(self, other: ModelDrafter) -> None:
+        """See `mmspec.decoding.rows.Part`."""
         self._steps = max(self._steps, other._steps)
-        self.calls += other.calls
 
     def _start(self) -> None:
         if self.calls == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,14 +44,6 @@ class DraftRunner(Protocol):
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         """Called after verification, before the batch advances: `state` still ends where the window began."""
-        ...
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        ...
-
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """Takes in the rows of another runner; see `mmspec.decoding.loop.JoinableDrafter`."""
         ...
 
 

@@ -23,9 +23,8 @@ from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.mtp import MTPHead
-from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import mirrored, on_device, part, upload
-from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome, along_path
@@ -43,6 +42,9 @@ class EagleRunner:
         length: Positions per row.
         window: Entries in one target call.
     """
+
+    ROWS = ("_features", "_cache", "_sampler")
+    COUNTS = ("calls",)
 
     def __init__(
         self,
@@ -82,25 +84,16 @@ class EagleRunner:
             self._features.scatter_(1, self._feature_index(slots), new)
         self._unread += int(verdict.accepted.max()) + 1
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        if self._started:
-            index = cfg_rows(row_ids, self._sampler.rows, self._guided, self._features.device)
-            self._features = self._features[index]
-            self._cache.select_rows(index)
-        self._sampler.select_rows(row_ids)
-
-    def join(self, other: EagleRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
+    def before_join(self, other: EagleRunner, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
         if not self._started:
             self._start()
         # The new rows read what they have not read yet on their own: the others have read that many slots long ago.
         other.root(other_state)
-        factor = 1 + self._guided
-        self._features = put_rows(self._features, other._features, row_ids, cfg_factor=factor)
-        self._cache.join(other._cache, row_ids, factor)
-        self._sampler.join(other._sampler, row_ids)
+
+    def after_join(self, other: EagleRunner) -> None:
+        """See `mmspec.decoding.rows.Part`."""
         self._unread = max(self._unread, 1)
-        self.calls += other.calls
 
     def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
         """See `mmspec.drafters.draft_runner.SharesUpload`.

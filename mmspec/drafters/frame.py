@@ -31,6 +31,9 @@ class FrameRunner:
         sampler: Makes the draft distributions.
     """
 
+    ROWS = ("_sampler",)
+    COUNTS = ("calls",)
+
     def __init__(self, head: FrameHead, target: FrameFeatureTarget, sampler: TokenSampler) -> None:
         self.calls = 0
         self._head, self._target, self._sampler = head, target, sampler
@@ -40,14 +43,6 @@ class FrameRunner:
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         pass
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._sampler.temperature.device))
-
-    def join(self, other: FrameRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._sampler.join(other._sampler, row_ids)
-        self.calls += other.calls
 
     def root(self, state: BatchState) -> Tensor:
         head, size = self._head, self._head.codebooks

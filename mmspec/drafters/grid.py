@@ -12,9 +12,8 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.grid import GridHead
-from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import on_device
-from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome, along_path
@@ -31,6 +30,9 @@ class GridRunner:
         window: Entries in one target call.
         drafts: The largest number of drafts of a window.
     """
+
+    ROWS = ("_features", "_sampler")
+    COUNTS = ("calls",)
 
     def __init__(
         self, head: GridHead, target: FeatureTarget, sampler: TokenSampler, length: int, window: int, drafts: int
@@ -57,18 +59,9 @@ class GridRunner:
         at = self._with_uncond(state.positions_after(np.arange(new.shape[1])[None]))
         known.scatter_(1, at[..., None].expand(-1, -1, known.shape[-1]), new)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        if self._features is not None:
-            index = cfg_rows(row_ids, self._sampler.rows, self._guided, self._features.device)
-            self._features = self._features[index]
-        self._sampler.select_rows(row_ids)
-
-    def join(self, other: GridRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        own, new = self._known(), other._known()
-        self._features = put_rows(own, new, row_ids, cfg_factor=1 + self._guided)
-        self._sampler.join(other._sampler, row_ids)
-        self.calls += other.calls
+    def before_join(self, other: GridRunner, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
+        self._features, other._features = self._known(), other._known()
 
     def root(self, state: BatchState) -> Tensor:
         self._read(state)

@@ -26,6 +26,8 @@ class HeadSampler:
         target: The target; the logits processors of a `ProcessedTarget` apply to drafts too.
     """
 
+    ROWS = ("_sampler",)
+
     def __init__(self, sampler: TokenSampler, target: object) -> None:
         self._sampler = sampler
         self._processed = target if isinstance(target, ProcessedTarget) else None
@@ -35,14 +37,6 @@ class HeadSampler:
     def rows(self) -> int:
         """Number of running rows, B."""
         return len(self._sampler.temperature)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._sampler.temperature.device))
-
-    def join(self, other: HeadSampler, row_ids: list[int]) -> None:
-        """See `mmspec.sampling.sampler.JoinableSampler.join`."""
-        self._sampler.join(other._sampler, row_ids)
 
     def root(self, state: BatchState, logits: Logits) -> Tensor:
         """The distribution after the last token of each row, float32 [B, 1, V], of logits [B, 1, V]."""

@@ -33,6 +33,8 @@ class InitDrafter:
         frames: A target of frames whose first tokens force those of later frames; None for other targets.
     """
 
+    ROWS = ("_recycle",)
+
     calls = 0
 
     def __init__(self, init: TokenInit | Recycle, frames: FrameFeatureTarget | None = None) -> None:
@@ -56,15 +58,6 @@ class InitDrafter:
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         if self._recycle is not None:
             self._recycle.update(verdict, state, draws)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        if self._recycle is not None:
-            self._recycle.select_rows(row_ids)
-
-    def join(self, other: InitDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        if self._recycle is not None and other._recycle is not None:
-            self._recycle.join(other._recycle, row_ids)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,11 +27,10 @@ from mmspec.knobs import RUNNERS
 from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.rows import put_host_rows, put_rows
 
 
 class ContinuationDrafter(Protocol):
-    """A drafter that continues given drafts; `calls`, `observe`, `select_rows` as in `mmspec.decoding.loop.Drafter`.
+    """A drafter that continues given drafts; `calls`, `observe` as in `mmspec.decoding.loop.Drafter`.
 
     A draft may depend on the drafts before it; its q is the distribution that it was sampled from given those. A slot
     is tested only if all slots before it were accepted, so that this q gives the exact test.
@@ -57,14 +56,6 @@ class ContinuationDrafter(Protocol):
         """Called after verification, before the batch advances: `state` still ends where the window began."""
         ...
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        ...
-
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """Takes in the rows of another drafter; see `mmspec.decoding.loop.JoinableDrafter`."""
-        ...
-
 
 class Jacobi:
     """Reuses the rejected part of the previous window as drafts, and continues it with another drafter.
@@ -80,6 +71,8 @@ class Jacobi:
         outer_layers: Couples the rejected part to what a few layers of the target make of it; None leaves it coupled to
             the target distributions of the window. Requires a coupling.
     """
+
+    ROWS = ("_continuation", "_refresh", "_outer_layers", "_offset", "_tokens", "_q")
 
     def __init__(
         self,
@@ -167,31 +160,16 @@ class Jacobi:
         verdict.coupled = tokens
         return self._kernel.draft(state, following, verdict.p, tokens, q, verdict.accepted)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._continuation.select_rows(row_ids)
-        if self._refresh is not None:
-            self._refresh.select_rows(row_ids)
-        if self._outer_layers is not None:
-            self._outer_layers.select_rows(row_ids)
-        self._offset = self._offset[row_ids]
-        self._accepted = self._offset - 1
-        if self._tokens is not None and self._q is not None:
-            self._tokens, self._q = self._tokens[row_ids], self._q[row_ids]
-
-    def join(self, other: Jacobi, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._continuation.join(other._continuation, row_ids, state, other_state)
-        if self._refresh is not None and other._refresh is not None:
-            self._refresh.join(other._refresh, row_ids, state, other_state)
-        if self._outer_layers is not None and other._outer_layers is not None:
-            self._outer_layers.join(other._outer_layers, row_ids)
+    def before_join(self, other: Jacobi, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
         width = max(0 if one._tokens is None else one._tokens.shape[1] for one in (self, other))
-        ours = self._reusable(width, state), other._reusable(width, other_state)
-        (tokens, q, offset), (new_tokens, new_q, new_offset) = ours
-        self._offset = put_host_rows(offset, new_offset, row_ids)
+        for one, its_state in ((self, state), (other, other_state)):
+            tokens, q, one._offset = one._reusable(width, its_state)
+            one._tokens, one._q = (tokens, q) if width else (None, None)
+
+    def after_move(self) -> None:
+        """See `mmspec.decoding.rows.Part`."""
         self._accepted = self._offset - 1
-        if width:
-            self._tokens, self._q = put_rows(tokens, new_tokens, row_ids), put_rows(q, new_q, row_ids)
 
     def _reusable(self, width: int, state: BatchState) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
         """Tokens, q and offset of the previous window, moved to the end of one of `width` slots."""

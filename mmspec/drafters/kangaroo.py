@@ -21,9 +21,8 @@ from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.head_attention import bias_of_window, written
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.exit_adapter import ExitAdapter
-from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import on_device, part, upload
-from mmspec.sampling.rows import put_host_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -43,6 +42,9 @@ class KangarooRunner:
         ArgumentError: If the target has fewer layers than the adapter expects.
     """
 
+    ROWS = ("_cache", "_sampler", "_read")
+    COUNTS = ("calls",)
+
     def __init__(
         self, adapter: ExitAdapter, target: ExitFeatureTarget, sampler: TokenSampler, length: int, window: int
     ) -> None:
@@ -60,20 +62,10 @@ class KangarooRunner:
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         """Does nothing: `root` reads the new tokens from `state`."""
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        if self._cache is not None:
-            index = cfg_rows(row_ids, self._sampler.rows, self._guided, self._adapter.device)
-            self._cache.select_rows(index)
-        self._sampler.select_rows(row_ids)
-        self._read = self._read[row_ids]
-
-    def join(self, other: KangarooRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        own, new = self._started(), other._started()
-        own.join(new, row_ids, 1 + self._guided)
-        self._read = put_host_rows(self._read, other._read, row_ids)
-        self._sampler.join(other._sampler, row_ids)
-        self.calls += other.calls
+    def before_join(self, other: KangarooRunner, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
+        for runner in (self, other):
+            runner._started()
 
     def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
         """See `mmspec.drafters.draft_runner.SharesUpload`.

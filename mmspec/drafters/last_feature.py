@@ -8,9 +8,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
-from mmspec.sampling.logits import cfg_rows
 from mmspec.sampling.mirrored import on_device
-from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree_rejection import Outcome
 
@@ -24,6 +22,9 @@ class LastFeatureRunner:
         target: Provides the features, and the LM head that maps predicted features to logits.
         sampler: Makes the draft distributions of those logits.
     """
+
+    ROWS = ("_feature", "_sampler")
+    COUNTS = ("calls",)
 
     def __init__(self, target: FeatureTarget, sampler: TokenSampler) -> None:
         self.calls = 0
@@ -47,16 +48,6 @@ class LastFeatureRunner:
         row = torch.arange(len(features), device=features.device)
         self._feature = features[row, last.repeat(len(features) // len(last))]
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        rows = self._sampler.rows
-        if self._feature is not None:
-            guided = len(self._feature) > rows
-            self._feature = self._feature[cfg_rows(row_ids, rows, guided, self._feature.device)]
-        self._sampler.select_rows(row_ids)
-
-    def join(self, other: LastFeatureRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        own = self.feature()
-        self._feature = put_rows(own, other.feature(), row_ids, cfg_factor=len(own) // self._sampler.rows)
-        self._sampler.join(other._sampler, row_ids)
-        self.calls += other.calls
+    def before_join(self, other: LastFeatureRunner, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
+        self._feature, other._feature = self.feature(), other.feature()

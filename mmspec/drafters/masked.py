@@ -9,8 +9,7 @@ decoding, where no q is needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
-from mmspec.sampling.sampler import Sampler, join_samplers
+from mmspec.sampling.sampler import Sampler
 
 
 class MaskedModel(Protocol):
@@ -35,14 +34,6 @@ class MaskedModel(Protocol):
         """
         ...
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        ...
-
-    def join(self, other: Any, row_ids: Sequence[int]) -> None:
-        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
-        ...
-
 
 class MaskedDrafter:
     """Samples each token of a block from its own distribution.
@@ -53,22 +44,15 @@ class MaskedDrafter:
         device: Of the sampler.
     """
 
+    ROWS = ("_model", "_sampler")
+    COUNTS = ("calls",)
+
     def __init__(self, model: MaskedModel, sampler: Sampler, device: torch.device) -> None:
         self.calls = 0
         self._model, self._sampler, self._device = model, sampler, device
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         pass
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._model.select_rows(row_ids)
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._device))
-
-    def join(self, other: MaskedDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._model.join(other._model, row_ids)
-        join_samplers(self._sampler, other._sampler, row_ids)
-        self.calls += other.calls
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         q = self._sampler(Logits(self._model.block(state, count), None), state.positions(count))

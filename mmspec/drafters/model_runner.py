@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.target import Target, TreeTarget, join_targets
+from mmspec.decoding.target import Target, TreeTarget
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device, part, upload
-from mmspec.sampling.rows import put_host_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -30,6 +29,9 @@ class ModelRunner:
         sampler: Makes the draft distributions of its logits.
     """
 
+    ROWS = ("_model", "_sampler", "_read")
+    COUNTS = ("calls",)
+
     def __init__(self, model: Target, sampler: TokenSampler) -> None:
         self.calls = 0
         self._model = model
@@ -41,23 +43,11 @@ class ModelRunner:
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         """Does nothing: `root` reads the new tokens from `state`."""
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        self._model.select_rows(row_ids)
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._model.device))
-        if self._read is not None:
-            self._read = self._read[row_ids]
-
-    def join(self, other: ModelRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
+    def before_join(self, other: ModelRunner, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
         for runner, its_state in ((self, state), (other, other_state)):
             if runner._read is None:
                 runner.root(its_state)
-        assert self._read is not None and other._read is not None
-        join_targets(self._model, other._model, row_ids)
-        self._sampler.join(other._sampler, row_ids)
-        self._read = put_host_rows(self._read, other._read, row_ids)
-        self.calls += other.calls
 
     def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
         """See `mmspec.drafters.draft_runner.SharesUpload`.

@@ -15,7 +15,6 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.rows import put_rows
 
 
 class NeighborDrafter:
@@ -27,6 +26,8 @@ class NeighborDrafter:
         frame: Tokens per frame; None for single images.
     """
 
+    ROWS = ("_given",)
+
     calls = 0
 
     def __init__(self, given: Tensor, width: int, frame: int | None) -> None:
@@ -36,13 +37,6 @@ class NeighborDrafter:
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         """Does nothing: neighbors are read from the committed tokens."""
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._given = self._given[row_ids]
-
-    def join(self, other: NeighborDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._given = put_rows(self._given, other._given, row_ids)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""

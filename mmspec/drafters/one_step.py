@@ -12,7 +12,7 @@ A generator that gives tokens alone, as the published ones, drafts guesses: q is
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,14 +28,13 @@ from mmspec.heads.one_step import OneStepHead
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 
 WholeImages = Callable[[NDArray[np.int64]], Tensor]  # seeds of rows, host int64 [B] -> their tokens, int64 [B, N]
 
 
 class OneStepGenerator(Protocol):
-    """A generator of all that a window lacks; `calls`, `select_rows`, `join` as in `mmspec.decoding.loop.Drafter`."""
+    """A generator of all that a window lacks; `calls` as in `mmspec.decoding.loop.Drafter`."""
 
     calls: int
 
@@ -55,10 +54,6 @@ class OneStepGenerator(Protocol):
     def observe(self, verdict: Verdict, state: BatchState) -> None:
         """Called after verification, before the batch advances."""
         ...
-
-    def select_rows(self, row_ids: list[int]) -> None: ...
-
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None: ...
 
 
 class OneStepRunner(LastFeatureRunner):
@@ -100,6 +95,9 @@ class WholeImageRunner:
         vocab_size: V.
     """
 
+    ROWS = ("_images",)
+    COUNTS = ("calls",)
+
     def __init__(self, generate: WholeImages, vocab_size: int) -> None:
         self.calls = 0
         self._generate, self._vocab_size = generate, vocab_size
@@ -133,13 +131,9 @@ class WholeImageRunner:
     def observe(self, verdict: Verdict, state: BatchState) -> None:
         """Does nothing: the images stay."""
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._images = None if self._images is None else self._images[row_ids]
-
-    def join(self, other: WholeImageRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._images = put_rows(self.images(state), other.images(other_state), row_ids)
-        self.calls += other.calls
+    def before_join(self, other: WholeImageRunner, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
+        self._images, other._images = self.images(state), other.images(other_state)
 
 
 class OneStepDrafter:
@@ -148,6 +142,8 @@ class OneStepDrafter:
     Args:
         generator: Gives the distributions.
     """
+
+    ROWS = ("_generator",)
 
     def __init__(self, generator: OneStepGenerator) -> None:
         self._generator = generator
@@ -158,13 +154,6 @@ class OneStepDrafter:
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         self._generator.observe(verdict, state)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._generator.select_rows(row_ids)
-
-    def join(self, other: OneStepDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._generator.join(other._generator, row_ids, state, other_state)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""

@@ -33,7 +33,7 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.sampler import Sampler, join_samplers
+from mmspec.sampling.sampler import Sampler
 
 
 class OuterLayers:
@@ -44,6 +44,9 @@ class OuterLayers:
         sampler: Makes the draft distributions of their logits.
         passes: How often they read the window. Each pass reads the tokens that were coupled to the one before.
     """
+
+    ROWS = ("_sampler",)
+    COUNTS = ("calls",)
 
     def __init__(self, part: EarlyExitTarget, sampler: Sampler, passes: int) -> None:
         self.calls = 0
@@ -120,15 +123,6 @@ class OuterLayers:
     def reads_ahead(self) -> bool:
         """Whether `couple_ahead` can be used, unless a call fails."""
         return self._part.reads_ahead
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._part.device))
-
-    def join(self, other: OuterLayers, row_ids: list[int]) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        join_samplers(self._sampler, other._sampler, row_ids)
-        self.calls += other.calls
 
 
 def _reread(verdict: Verdict, tokens: Tensor, state: BatchState, draws: WindowRNG) -> tuple[Tensor, NDArray[np.int64]]:

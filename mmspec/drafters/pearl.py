@@ -85,6 +85,8 @@ class PearlDrafter:
         executor: Runs the draft model beside the target.
     """
 
+    ROWS = ("_inner",)
+
     def __init__(self, inner: ModelDrafter, executor: Executor) -> None:
         self._inner = inner
         self._executor = executor
@@ -103,17 +105,10 @@ class PearlDrafter:
         self._verified = verdict.tokens, verdict.on_host
         self._inner.observe(verdict, state, draws)
 
-    def select_rows(self, row_ids: list[int]) -> None:
+    def before_move(self) -> None:
+        """See `mmspec.decoding.rows.Part`: what was drafted ahead is for other rows."""
         self._wait()
         self._ahead = None
-        self._inner.select_rows(row_ids)
-
-    def join(self, other: PearlDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        for drafter in (self, other):
-            drafter._wait()
-            drafter._ahead = None
-        self._inner.join(other._inner, row_ids, state, other_state)
 
     def host_arrays(self, state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """The numbers of what is drafted ahead; see `_draft_ahead`."""

@@ -18,7 +18,6 @@ from mmspec.drafters.token_init import TokenInit, host_version
 from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.rows import put_rows
 
 _ENTRIES = 2**15  # the largest table of a row; pairs that share an entry overwrite each other
 
@@ -35,6 +34,8 @@ class Recycle:
     Attributes:
         table: int32 [B, entries], the token after each pair of neighbors, -1 for none; see `table_entry`.
     """
+
+    ROWS = ("table",)
 
     def __init__(self, batch_size: int, vocab_size: int, fallback: TokenInit, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -84,14 +85,6 @@ class Recycle:
         drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
         limits, line = on_device(state.limits(), state.device), state.layout.width or 0
         recycle(*state.storage(), positions, limits, drafts, ints, self.table, line, self._vocab_size)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        self.table = self.table[row_ids]
-
-    def join(self, other: Recycle, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
-        self.table = put_rows(self.table, other.table, row_ids)
 
     def _entry(self, left: Tensor, up: Tensor) -> Tensor:
         return table_entry(left, up, self._vocab_size, self.table.shape[1])

@@ -23,7 +23,6 @@ from mmspec.decoding.batch import BatchState
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.sampling.rejection import Verdict, ratio, residual, sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
-from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # the weights that a row chooses from
@@ -39,6 +38,8 @@ class Refresh:
         weight: The weight w of the network in the mixture, from 0 to 1; None to choose it by measured overlap.
         device: The device of the tokens.
     """
+
+    ROWS = ("_runner", "_overlap")
 
     def __init__(self, runner: DraftRunner, count: int, weight: float | None, device: torch.device) -> None:
         self._runner = runner
@@ -99,20 +100,11 @@ class Refresh:
             self._measure(verdict, *self._last)
         self._last = None
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        self._runner.select_rows(row_ids)
-        if self._overlap is not None:
-            self._overlap = self._overlap[row_ids]
-
-    def join(self, other: Refresh, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._runner.join(other._runner, row_ids, state, other_state)
+    def before_join(self, other: Refresh, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.Part`."""
         if self._weight is None:
-            for one, rows in ((self, len(state.ids)), (other, len(other_state.ids))):
-                one._weights(rows, state.device)
-            assert self._overlap is not None and other._overlap is not None
-            self._overlap = put_rows(self._overlap, other._overlap, row_ids)
+            self._weights(len(state.ids), state.device)
+            other._weights(len(other_state.ids), state.device)
 
     def _weights(self, batch: int, device: torch.device) -> Tensor:
         """The weight of the network for each row and refreshed draft, float32 [B, count]."""

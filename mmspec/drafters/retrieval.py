@@ -11,7 +11,6 @@ one-hot and decoding is exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +46,6 @@ class RetrievalDrafter:
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         self._p = verdict.p
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Does nothing: nothing is kept by row."""
-
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """Does nothing: nothing is kept by row."""
 
     def host_arrays(self, state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """The last token and the drafts of each row, host int64 [B, 1 + count]; see `UploadsWithWindow`."""

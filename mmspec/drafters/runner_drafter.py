@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,8 @@ class RunnerDrafter:
     Args:
         runner: Provides the draft distributions.
     """
+
+    ROWS = ("_runner",)
 
     def __init__(self, runner: DraftRunner) -> None:
         self._runner = runner
@@ -40,10 +41,3 @@ class RunnerDrafter:
         """See `mmspec.decoding.loop.UploadsWithWindow`."""
         if self._shares is not None:
             self._shares.take_arrays(arrays)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._runner.select_rows(row_ids)
-
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._runner.join(other._runner, row_ids, state, other_state)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -22,7 +21,7 @@ from mmspec.drafters.draft_model import draft_sampling
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.sampler import Sampler, join_samplers
+from mmspec.sampling.sampler import Sampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
 
@@ -37,6 +36,9 @@ class ShortCacheRunner:
         model: The part of the target.
         sampler: Makes the draft distributions.
     """
+
+    ROWS = ("_sampler",)
+    COUNTS = ("calls",)
 
     def __init__(self, model: Target, sampler: Sampler) -> None:
         self.calls = 0
@@ -55,14 +57,6 @@ class ShortCacheRunner:
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         """Does nothing: the target has written the cache that both share."""
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._model.device))
-
-    def join(self, other: ShortCacheRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        join_samplers(self._sampler, other._sampler, row_ids)
-        self.calls += other.calls
 
 
 def part_of_target(context: DraftingContext) -> tuple[Target, Sequence[SamplingParams]]:

@@ -25,7 +25,6 @@ from mmspec.sampling.likeliest import likeliest
 from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
-from mmspec.sampling.rows import put_rows
 
 _ENTRIES = 2**13  # the largest table of a row; pairs that share an entry overwrite each other
 _KEPT = 16  # tokens of a distribution that are stored
@@ -40,6 +39,8 @@ class StandDrafter:
         fallback: The initialization for pairs of neighbors that have not occurred.
         device: Of the tokens.
     """
+
+    ROWS = ("_tokens", "_probs")
 
     calls = 0
 
@@ -83,15 +84,6 @@ class StandDrafter:
             shares = probs[:, slot] / probs[:, slot].sum(-1, keepdim=True)
             self._tokens[at] = torch.where(kept, tokens[:, slot].int(), self._tokens[at])
             self._probs[at] = torch.where(kept, shares, self._probs[at])
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        self._tokens, self._probs = self._tokens[row_ids], self._probs[row_ids]
-
-    def join(self, other: StandDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._tokens = put_rows(self._tokens, other._tokens, row_ids)
-        self._probs = put_rows(self._probs, other._probs, row_ids)
 
     def draft(
         self,

@@ -54,6 +54,8 @@ class AcceptanceProbe:
         tested: Number of tested drafts per position, float64 [depth].
     """
 
+    ROWS = ("_drafter",)
+
     def __init__(self, drafter: Any, depth: int) -> None:
         self._drafter = drafter
         self._q: Tensor | None = None  # of a tree, float32 [B, depth, V]
@@ -93,9 +95,6 @@ class AcceptanceProbe:
             self.accepted[:m] += (overlap * tested).sum(0)
             self.tested[:m] += tested.sum(0)
         self._drafter.observe(verdict, state, draws)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._drafter.select_rows(row_ids)
 
 
 def measure_acceptance(prepared: PreparedPrompts, recipe: Recipe, seeds: Sequence[int]) -> DrafterAcceptance:

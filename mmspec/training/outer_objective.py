@@ -26,7 +26,7 @@ from mmspec.decoding.window_policy import FixedWindow
 from mmspec.drafters.outer_layers import outer_layers
 from mmspec.heads.outer import OuterHead
 from mmspec.recipes import parse
-from mmspec.sampling.logits import Logits, cfg_rows
+from mmspec.sampling.logits import Logits
 from mmspec.sampling.rejection import Verdict, exact
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
@@ -51,12 +51,14 @@ class WindowLosses:
         found: The losses of the windows since the list was last cleared.
     """
 
+    ROWS = ("_drafter", "_sampler", "_last", "_last_at")
+
     def __init__(self, drafter: Any, head: OuterHead, target: RereadsWindows, sampler: TokenSampler, loss: str) -> None:
         self.found: list[Tensor] = []
         self._drafter, self._target, self._sampler, self._loss = drafter, target, sampler, LOSSES[loss]
         self._part = outer_layers(target, 2, head)
-        # States of the last window, [R, W, 2 * D], and the position of its first token by row, host int64 [B].
-        self._last: tuple[Tensor, NDArray[np.int64]] | None = None
+        self._last: Tensor | None = None  # states of the last window, [R, W, 2 * D]
+        self._last_at = np.zeros(0, dtype=np.int64)  # the position of its first token by row
 
     @property
     def calls(self) -> int:
@@ -70,8 +72,8 @@ class WindowLosses:
         at = np.array(state.before)
         if self._last is not None:
             with torch.enable_grad():
-                self._compare(verdict, state, draws, states, at, *self._last)
-        self._last = states, at
+                self._compare(verdict, state, draws, states, at, self._last, self._last_at)
+        self._last, self._last_at = states, at
         self._drafter.observe(verdict, state, draws)
 
     def _compare(
@@ -99,14 +101,6 @@ class WindowLosses:
         mask = known & inside.to(known.device)
         if mask.any():
             self.found.append(masked_mean(self._loss(verdict.p, q, None, None), mask))
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._drafter.select_rows(row_ids)
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._target.device))
-        if self._last is not None:
-            states, at = self._last
-            index = cfg_rows(row_ids, len(at), len(states) > len(at), states.device)
-            self._last = states[index], at[row_ids]
 
 
 def outer_losses(

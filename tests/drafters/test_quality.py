@@ -178,10 +178,6 @@ class Markov:
 
     def observe(self, verdict: Any, state: BatchState) -> None: ...
 
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None: ...
-
-    def select_rows(self, row_ids: list[int]) -> None: ...
-
 
 def markov(seed: int) -> tuple[Markov, BatchState]:
     """A runner, and rows with one token each."""

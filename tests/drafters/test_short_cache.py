@@ -125,7 +125,12 @@ def test_the_small_model_of_a_cascade_reads_every_token(steps: int, monkeypatch:
             return super().forward(tokens, at, early_exit)
 
     start = RunningBatch.start
-    monkeypatch.setattr(RunningBatch, "start", lambda batch, count: start(batch, count + steps))
+
+    def start_later(batch: RunningBatch) -> bool:
+        batch.first_tokens += steps
+        return start(batch)
+
+    monkeypatch.setattr(RunningBatch, "start", start_later)
     resources = DraftResources(draft_model=lambda: Small(1, 2, N, 5))
     for seed in range(12):
         reached = np.zeros(1, dtype=np.int64)

@@ -53,10 +53,6 @@ class FixedRunner:
 
     def observe(self, verdict: Outcome, state: BatchState) -> None: ...
 
-    def select_rows(self, row_ids: list[int]) -> None: ...
-
-    def join(self, other: object, row_ids: list[int], state: BatchState, other_state: BatchState) -> None: ...
-
 
 def trees_of_kernels_and_host(
     drafter: Callable[[], Any], device: torch.device, monkeypatch: pytest.MonkeyPatch

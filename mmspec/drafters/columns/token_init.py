@@ -16,7 +16,6 @@ from mmspec.sampling.mirrored import on_device, part
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import INIT, WindowRNG
-from mmspec.sampling.rows import put_rows
 
 # (left, u) -> columns, int64 [B, K]. `left` is the column before, with forced ids mapped to entries of the vocabulary;
 # `u` float32 [B, K] is uniform in [0, 1). The column has a one-hot q, so that any initialization is exact.
@@ -58,6 +57,8 @@ class ColumnRecycle:
         table: int32 [B, K, V], the code after each code.
     """
 
+    ROWS = ("table",)
+
     def __init__(self, batch_size: int, codebooks: int, vocab_size: int, device: torch.device) -> None:
         # An unseen token is followed by itself.
         itself = torch.arange(vocab_size, dtype=torch.int32, device=device)
@@ -94,14 +95,6 @@ class ColumnRecycle:
         for slot in range(p.shape[1]):  # one after the other: if a token occurs twice, the later slot wins
             new = torch.where(own[:, slot], best[:, slot], self.table.gather(2, entry[:, slot]))
             self.table.scatter_(2, entry[:, slot], new)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        self.table = self.table[row_ids]
-
-    def join(self, other: ColumnRecycle, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
-        self.table = put_rows(self.table, other.table, row_ids)
 
 
 @dataclass(frozen=True)
@@ -168,6 +161,8 @@ class ColumnInitDrafter:
         init: The initialization; a `ColumnRecycle` is updated after every target call.
     """
 
+    ROWS = ("_recycle",)
+
     calls = 0
 
     def __init__(self, init: ColumnInit | ColumnRecycle) -> None:
@@ -180,15 +175,6 @@ class ColumnInitDrafter:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`; it does not need the counts."""
         if self._recycle is not None:
             self._recycle.update(verdict, state, draws)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        if self._recycle is not None:
-            self._recycle.select_rows(row_ids)
-
-    def join(self, other: ColumnInitDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        if self._recycle is not None and other._recycle is not None:
-            self._recycle.join(other._recycle, row_ids)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""

@@ -58,12 +58,6 @@ class NGramTreeDrafter:
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         self._branching.observe(verdict, state, self._branch)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        pass
-
-    def join(self, other: NGramTreeDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """Does nothing: the tree is a function of the committed tokens."""
-
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         width, constraint = state.layout.width, state.layout.constraint
         branch = self._branch = self._branching.choose()

@@ -25,7 +25,6 @@ from mmspec.heads.prompt import PromptTokens
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree, TreeDraft
 from mmspec.sampling.tree_rejection import Outcome, TreeVerdict, verify_tree
 
@@ -42,6 +41,8 @@ class PromptRunner:
         device: Of the distributions.
     """
 
+    ROWS = ("_q",)
+
     calls = 0
 
     def __init__(self, batch_size: int, count: int, vocab_size: int, device: torch.device) -> None:
@@ -56,13 +57,6 @@ class PromptRunner:
         if isinstance(verdict, TreeVerdict):  # a single step reads no prompts
             last = on_device(verdict.last, self._read.device)
             self._q = self._read[torch.arange(len(last), device=last.device), last]
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._q = self._q[row_ids]
-
-    def join(self, other: PromptRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._q = put_rows(self._q, other._q, row_ids)
 
     def root(self, state: BatchState) -> Tensor:
         return self._q[:, :1]
@@ -83,6 +77,8 @@ class PromptDrafter:
     Raises:
         ModelError: If the target's embeddings have another width.
     """
+
+    ROWS = ("_nodes",)
 
     def __init__(self, target: PromptTarget, prompts: Tensor, branching: Branching, batch_size: int) -> None:
         target.read_prompts(prompts)
@@ -113,13 +109,6 @@ class PromptDrafter:
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         self._nodes.observe(verdict, state)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._nodes.select_rows(row_ids)
-
-    def join(self, other: PromptDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._nodes.join(other._nodes, row_ids, state, other_state)
 
 
 def with_prompts(parents: NDArray[np.int64], entries: NDArray[np.int64], count: int, device: torch.device) -> Tree:
