@@ -121,7 +121,7 @@ def _check_component(kind: Kind, name: str, component: Any) -> None:
     }
     what, fits = must_be[kind]
     if not fits(component):
-        raise ArgumentError(f"component={shown(component)} is not allowed for a {kind}; it must be {what}")
+        raise ArgumentError(f"component={shown(component)} is not allowed for kind={kind!r}; it must be {what}")
 
 
 def _check_name(kind: Kind, name: str, replace: bool) -> None:
@@ -138,12 +138,12 @@ def _check_name(kind: Kind, name: str, replace: bool) -> None:
     if (kind == "rule" and name in ways_to_draft()) or (kind in drafting and name in rules()):
         other = "recipe" if kind == "rule" else "rule"
         raise ArgumentError(f"name={name!r} is not allowed for a {kind}: a {other} has it; choose another name")
-    owner = "mmspec" if name in _own(kind) else ""
+    owner = f"mmspec's own {kind}" if name in _own(kind) else ""
     if not owner and any(name in installed(_group(sibling)) for sibling in siblings):
         owner = "an installed package"
     if owner and not replace:
         raise ArgumentError(
-            f"name={name!r} is taken by a {kind} of {owner}; choose another name, or pass replace=True to take it over"
+            f"name={name!r} is taken by {owner}; choose another name, or pass replace=True to take it over"
         )
 
 

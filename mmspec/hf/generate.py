@@ -125,8 +125,8 @@ def generate(
     """
     if not isinstance(input_ids, Tensor) or generation_config is None:
         raise ArgumentError(
-            "mmspec.generate is the loop that transformers calls: model.generate(..., custom_generate=mmspec.generate); "
-            "to generate from a prompt, call a pipeline: mmspec.load('shapes')('a red circle')"
+            "mmspec.generate is called by transformers, in model.generate(..., custom_generate=mmspec.generate); to "
+            "generate from a prompt, call a pipeline: mmspec.load('shapes')('a red circle')"
         )
     warn_untested()
     check_options(draft_model, table, heads, on_step, measure_entropy)
