@@ -52,7 +52,7 @@ class RunningBatch:
                 async for output in outputs:
                     if output.error is not None:
                         raise output.error
-                    yield CallOutput(output.tokens, output.calls, output.part)
+                    yield CallOutput(output.tokens, output.target_calls, output.part)
         except BatchQueueFullError as error:
             raise QueueFullError(str(error)) from error
 

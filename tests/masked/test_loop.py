@@ -78,7 +78,7 @@ def test_steps_are_reported_with_what_is_missing() -> None:
     process, meter = TableProcess(range(3), N), Meter(torch.device("cpu"), 3)
     seen: list[Step] = []
     decode_masked(process, meter, 1, seen.append)
-    assert [step.nfe for step in seen] == [1, 2, 3, 4] and [step.committed for step in seen] == [3, 6, 9, 12]
+    assert [step.target_calls for step in seen] == [1, 2, 3, 4] and [step.committed for step in seen] == [3, 6, 9, 12]
     assert [int((torch.stack(list(step.tokens)) < 0).sum()) for step in seen] == [9, 6, 3, 0]
 
 

@@ -327,7 +327,7 @@ def merge_stages(stats: Sequence[Stats]) -> Stats:
         ]
     tokens = sum(one.tokens for one in stats)
     return Stats(
-        nfe=sum(one.nfe for one in stats),
+        target_calls=sum(one.target_calls for one in stats),
         tokens=tokens,
         tokens_per_call=tokens / sum(row.calls for row in rows),
         acceptance=[],
