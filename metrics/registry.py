@@ -31,12 +31,11 @@ Intervals of distances are over the recipe's samples, with the reference fixed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from mmspec.errors import ArgumentError, PluginError, unknown_name
 from mmspec.importing import resolve
+from mmspec.registry import Info, by_name
 
 if TYPE_CHECKING:
     from mmspec.metrics.metric import Metric
@@ -85,10 +84,9 @@ METRICS: Mapping[str, str] = {
 """Name -> "module:object", a `Metric`; for names that end in @EXTRACTOR, a function of the extractor's name."""
 
 
-@cache
-def metrics() -> Mapping[str, str]:
-    """All names -> "module:object", those of installed packages included."""
-    return {**{point.name: point.value for point in entry_points(group=GROUP)}, **METRICS}
+def metrics() -> Mapping[str, str | Info]:
+    """All names -> "module:object"; of those that are not of mmspec, an `Info`."""
+    return by_name(METRICS, GROUP)
 
 
 def find_metric(name: str) -> Metric:
@@ -101,15 +99,27 @@ def find_metric(name: str) -> Metric:
     """
     known = metrics()
     if name in known and not name.endswith(EXTRACTOR):
-        return _checked(name, known[name], resolve(known[name]))
+        where = _where(known[name])
+        return checked(name, where, resolve(where))
     family, _, extractor = name.partition("@")
-    where = known.get(family + EXTRACTOR) if extractor else None
-    if where is None:
+    if not extractor or family + EXTRACTOR not in known:
         raise unknown_name("metric", name, known)
-    return _checked(name, where, resolve(where)(extractor))
+    where = _where(known[family + EXTRACTOR])
+    return checked(name, where, resolve(where)(extractor))
 
 
-def _checked(name: str, where: str, found: Any) -> Metric:
+def checked(name: str, where: Any, found: Any) -> Metric:
+    """A metric that can be used by a name.
+
+    Args:
+        name: The name.
+        where: Where it is from, for errors.
+        found: What was found there.
+
+    Raises:
+        ArgumentError: If it is no metric, or has another name.
+        PluginError: If it cannot be computed from anything.
+    """
     from mmspec.metrics.metric import Metric
 
     if not isinstance(found, Metric):
@@ -119,3 +129,7 @@ def _checked(name: str, where: str, found: Any) -> Metric:
     if not found.statistic and type(found).extract is Metric.extract:
         raise PluginError(f"metric {name!r} has neither `statistic` nor `extract`; its class must have one")
     return found
+
+
+def _where(entry: str | Info) -> Any:
+    return entry.where if isinstance(entry, Info) else entry

@@ -15,9 +15,21 @@ if TYPE_CHECKING:
     from mmspec.hf.generate import generate
     from mmspec.loading import load
     from mmspec.recipes import Recipe
+    from mmspec.registration import register
+    from mmspec.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["AsyncEngine", "Engine", "Generator", "Recipe", "__version__", "generate", "load"]
+__all__ = [
+    "AsyncEngine",
+    "Engine",
+    "Generator",
+    "Recipe",
+    "SamplingParams",
+    "__version__",
+    "generate",
+    "load",
+    "register",
+]
 
 _HOMES = {
     "load": "mmspec.loading",
@@ -26,6 +38,8 @@ _HOMES = {
     "generate": "mmspec.hf.generate",
     "Engine": "mmspec.batching.engine",
     "AsyncEngine": "mmspec.batching.async_engine",
+    "SamplingParams": "mmspec.sampling.params",
+    "register": "mmspec.registration",
 }
 
 
@@ -35,3 +49,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'mmspec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

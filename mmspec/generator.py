@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from mmspec.arguments import check_integer, shown
 from mmspec.bulk.calls import GeneratedSample, batches, generate_accepted
 from mmspec.bulk.requests import SETTING_NAMES, SampleSettings, requests_of
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, PluginError
 from mmspec.fingerprint import fingerprint
 from mmspec.loading import load
+from mmspec.recipes import Recipe
+from mmspec.registry import plugins, registered
 
 COLUMNS = ("prompt", "seed", "id", *SETTING_NAMES)
+GROUPS = ("mmspec.models", "mmspec.drafters", "mmspec.recipes", "mmspec.rules")  # of what its arguments name
 WHOLE = ("seed", "top_k", "height", "width")  # columns of integers, which become floats where a value is missing
 
 
@@ -41,6 +44,9 @@ class Generator:
         dataset.map(mmspec.Generator("shapes"), batched=True, batch_size=8)
 
     A sample depends on its row only: not on the process, on the batch, nor on how often a row is tried again.
+
+    Models, recipes and rules of `mmspec.register` work in the process that registered them. Another process needs the
+    same call before it reads the object, or an entry point.
 
     Args:
         model: A name, a folder or a Hub id; see `mmspec.load`.
@@ -98,6 +104,21 @@ class Generator:
         self.seed = seed
         requests_of([{"prompt": "x"}], self.settings, place="Generator")  # refuses impossible settings here
 
+    def __getstate__(self) -> dict[str, Any]:
+        recipe = self.settings.recipe
+        names = {json.loads(self.arguments)["model"], *(() if recipe is None else Recipe(recipe).parts)}
+        return {**self.__dict__, "registered": sorted(names & _registered())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        known = _known()
+        for name in state.pop("registered"):
+            if name not in known:
+                raise PluginError(
+                    f"{name!r} was added by mmspec.register in the process that made this Generator, and this one does "
+                    "not know it; call mmspec.register here as well, or declare an entry point (docs/scale.md)"
+                )
+        self.__dict__ |= state
+
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Generates a sample per row.
 
@@ -143,6 +164,16 @@ class Generator:
             "weights": _objects([loaded.fingerprint] * count),
             "error": _objects([errors.get(request.name) for request in requests]),
         }
+
+
+def _known() -> set[str]:
+    """The models, recipes and rules in this process that are not of mmspec."""
+    return {name for group in GROUPS for name in plugins(group)}
+
+
+def _registered() -> set[str]:
+    """Those that only this process is sure to have."""
+    return {name for group in GROUPS for name in registered(group)}
 
 
 @lru_cache(maxsize=1)

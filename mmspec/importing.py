@@ -8,12 +8,17 @@ from typing import Any
 from mmspec.errors import PluginError
 
 
-def resolve(where: str) -> Any:
+def resolve(where: Any) -> Any:
     """Imports "module:attribute" and returns the attribute, or the module if no attribute is given.
+
+    Args:
+        where: "module:attribute", "module", or the object itself, which is returned.
 
     Raises:
         PluginError: If it is outside mmspec and cannot be imported.
     """
+    if not isinstance(where, str):
+        return where
     module, _, attribute = where.partition(":")
     try:
         found = import_module(module)

@@ -13,7 +13,7 @@ from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_m
 from mmspec.hub.published import refuse_infinity, refuse_layout, refuse_original
 from mmspec.importing import resolve
 from mmspec.inputs import check_files
-from mmspec.registry import Info, plugins
+from mmspec.registry import Info, by_name
 from mmspec.versions import warn_untested
 
 MODELS = {
@@ -33,7 +33,7 @@ SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16":
 
 def models() -> dict[str, Info]:
     """The models that `mmspec.load` accepts by name."""
-    return {**plugins("mmspec.models"), **MODELS}
+    return by_name(MODELS, "mmspec.models")
 
 
 # Arguments of other libraries' loaders -> what to do instead.
@@ -85,11 +85,11 @@ def refuse_unknown(unknown: Mapping[str, object]) -> None:
 def check_layout(repository: str, folder: Path | None, files: Sequence[str]) -> None:
     """Checks that mmspec reads a repository, before its weights are downloaded; see `refuse_layout`."""
     from mmspec.audio.load import PUBLISHED, SPEECH_ADAPTERS, published
-    from mmspec.hf.adapters import GENERATE_ADAPTERS
+    from mmspec.hf.adapters import adapters
     from mmspec.hf.folder import architecture
     from mmspec.vision.hf.from_pretrained import ALIASES
 
-    classes = {*GENERATE_ADAPTERS, *SPEECH_ADAPTERS, *PUBLISHED, *ALIASES, *plugins("mmspec.adapters")}
+    classes = {*adapters(), *SPEECH_ADAPTERS, *PUBLISHED, *ALIASES}
     name = None if folder is None else published(folder) or architecture(folder)
     refuse_layout(repository, files, folder, name, classes)
 
@@ -214,6 +214,7 @@ def load_model(
 
     if isinstance(model, torch.nn.Module):
         from mmspec.audio import load as audio
+        from mmspec.hf.adapters import is_plugin
         from mmspec.vision.hf.from_pretrained import from_model, processor_of_model
 
         for name, value in (("device", device), ("dtype", dtype)):
@@ -223,7 +224,8 @@ def load_model(
             raise ArgumentError(f"revision={revision!r} was given with a loaded model; leave it out")
         kind = type(model).__name__
         processor = processor_of_model(processor, kind, config)
-        if audio.is_speech_model(kind) and not is_flat_image_model(kind, config, published=False):
+        of_speech = audio.is_speech_model(kind) and not is_plugin(model)
+        if of_speech and not is_flat_image_model(kind, config, published=False):
             return audio.from_model(model, processor, local_file(tokenizer), config)
         return from_model(model, processor, local_file(tokenizer), config)
     device = "cpu" if device is None else device

@@ -25,15 +25,15 @@ DEFAULT = "scd"  # the way of drafting of a recipe that names a rule only
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe with its knobs set; `str()` returns the text that `parse` reads.
+    """A recipe with its knobs set, from its text: `Recipe("scd:window=32")`, which `str()` returns.
 
     Attributes:
-        name: A way of drafting, a rule, or "drafting+rule".
+        name: A way of drafting, a rule, or "drafting+rule"; when it is made, the whole text may be given here.
         knobs: The value of every knob; those that are not given get their defaults.
 
     Raises:
         UnknownNameError: If the name is unknown.
-        ArgumentError: If a knob does not exist or its value is not allowed.
+        ArgumentError: If the text cannot be parsed, or a knob does not exist or has a value that is not allowed.
     """
 
     name: str
@@ -46,15 +46,20 @@ class Recipe:
             raise ArgumentError(
                 f"knobs={shown(self.knobs)} is not allowed; it must be a mapping such as {{'window': 32}}"
             )
+        name, written = _read(self.name)
+        for knob in set(written) & set(self.knobs):
+            raise ArgumentError(f"recipe={self.name!r} sets {knob!r} twice, as knobs={shown(self.knobs)} does too")
+        object.__setattr__(self, "name", name)
+        given = {**written, **self.knobs}
         # A rule for vectors also applies to plain decoding, because it sets the noise that tokens are sampled with.
         if not self.info.drafts and self.rule_name != "exact" and not self.rule.continuous:
             raise ArgumentError(f"recipe {self.name!r} is not possible: plain decoding has no drafts to accept")
         known = {**self.info.knobs, **self.rule.knobs}
-        for knob in self.knobs:
+        for knob in given:
             if knob not in known:
                 listed = f"its knobs are {', '.join(known)}" if known else "it has no knobs"
                 raise ArgumentError(f"recipe {self.name!r} has no knob {knob!r}{did_you_mean(knob, known)}; {listed}")
-        values = {k: knob.read(f"{self.name}:{k}", self.knobs.get(k, knob.default)) for k, knob in known.items()}
+        values = {k: knob.read(f"{self.name}:{k}", given.get(k, knob.default)) for k, knob in known.items()}
         object.__setattr__(self, "knobs", MappingProxyType(values))
         networks = {values.get("start", "model"), values.get("refresh", "none")}
         refresh = values.get("refresh", "none")
@@ -179,16 +184,21 @@ def parse(recipe: str | Recipe) -> Recipe:
         raise ArgumentError(
             f"recipe={shown(recipe)} is not allowed; it must be a string such as 'scd:window=32', or a Recipe"
         )
-    name, colon, settings = recipe.strip().partition(":")
+    return Recipe(recipe)
+
+
+def _read(text: str) -> tuple[str, dict[str, Value]]:
+    """Name and knobs of `"name"` or `"name:knob=value,knob=value"`."""
+    name, colon, settings = text.strip().partition(":")
     knobs: dict[str, Value] = {}
     for setting in filter(None, settings.split(",")) if colon else ():
         knob, equals, value = (part.strip() for part in setting.partition("="))
         if not equals or not value:
-            raise ArgumentError(f"recipe={recipe!r} is not readable at {setting!r}; write name:knob=value,knob=value")
+            raise ArgumentError(f"recipe={text!r} is not readable at {setting!r}; write name:knob=value,knob=value")
         if knob in knobs:
-            raise ArgumentError(f"recipe={recipe!r} sets {knob!r} twice")
+            raise ArgumentError(f"recipe={text!r} sets {knob!r} twice")
         knobs[knob] = value
-    return Recipe(name, knobs)
+    return name, knobs
 
 
 def on_device(recipe: str, device: str) -> Recipe:

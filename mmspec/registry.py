@@ -1,4 +1,4 @@
-"""Entry points: models, adapters, drafters, recipes, rules and metrics of other installed packages.
+"""Models, adapters, drafters, recipes, rules and metrics from outside: entry points, and `mmspec.register`.
 
 | group             | entry-point name        | object                                                       |
 | ----------------- | ----------------------- | ------------------------------------------------------------ |
@@ -10,8 +10,8 @@
 | `mmspec.metrics`  | a metric                | a metric object, see docs/adding-a-metric.md                 |
 
 Each group has a guide in docs/. Nothing is imported before it is used; an entry point that cannot be loaded is an error
-of the calls that use it, and of no others. The models, recipes, rules and metrics of mmspec keep their names: an entry
-point of the same name is ignored.
+of the calls that use it, and of no others. The names of mmspec are kept: an entry point of the same name is ignored.
+What `mmspec.register` adds comes first, because it refuses such a name unless it is told to replace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mmspec.errors import PluginError
 from mmspec.importing import resolve
@@ -35,17 +35,41 @@ class Info:
 
     Attributes:
         summary: One line.
-        where: Where it is defined, "module:attribute" or "module".
+        where: Where it is defined, "module:attribute" or "module"; or the object itself.
     """
 
     summary: str
-    where: str
+    where: Any
+
+
+# What `mmspec.register` added in this process: group -> name -> the object.
+REGISTERED: dict[str, dict[str, Info]] = {}
 
 
 @cache
-def plugins(group: str) -> dict[str, Info]:
+def installed(group: str) -> dict[str, Info]:
     """The entry points of a group, by name."""
     return {e.name: Info(f"plug-in {e.value}", e.value) for e in entry_points(group=group)}
+
+
+def registered(group: str) -> dict[str, Info]:
+    """What was registered in this process for a group, by name."""
+    return REGISTERED.get(group, {})
+
+
+def plugins(group: str) -> dict[str, Info]:
+    """The components of a group that are not of mmspec, by name."""
+    return {**installed(group), **registered(group)}
+
+
+def by_name(own: Mapping[str, T], group: str) -> dict[str, T | Info]:
+    """Everything of a group by name: what is registered before what is mmspec's, and that before entry points.
+
+    Args:
+        own: The components of mmspec.
+        group: The entry-point group.
+    """
+    return {**installed(group), **own, **registered(group)}
 
 
 class Components(Mapping[str, T], Generic[T]):
@@ -68,23 +92,29 @@ class Components(Mapping[str, T], Generic[T]):
             KeyError: If there is none.
             PluginError: If its plug-in cannot be loaded, or names something else.
         """
-        found = plugins(self._group)
-        if name in self._own or name not in found:
-            return self._own[name] if name in self._own else self._more[name]
-        component = resolve(found[name].where)
+        found = next((layer[name] for layer in self._layers() if name in layer), None)
+        if found is None:
+            raise KeyError(name)
+        if not isinstance(found, Info):
+            return found
+        component = resolve(found.where)
         if not isinstance(component, self._kind):
             kind = f"{self._kind.__module__}.{self._kind.__name__}"
-            raise PluginError(f"plug-in {found[name].where!r} ({self._group}) must be a {kind}, not {component!r}")
+            raise PluginError(f"plug-in {found.where!r} ({self._group}) must be a {kind}, not {component!r}")
         return component
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in self._more or name in plugins(self._group)
+        return any(name in layer for layer in self._layers())
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._own, **self._more, **plugins(self._group)})
+        return iter({**self._more, **by_name(self._own, self._group)})
 
     def __len__(self) -> int:
-        return len({**self._own, **self._more, **plugins(self._group)})
+        return len(set(self))
+
+    def _layers(self) -> tuple[Mapping[str, T | Info], ...]:
+        """The components that names are looked up in, one mapping after the other."""
+        return registered(self._group), self._own, installed(self._group), self._more
 
     def usable(self) -> dict[str, T]:
         """The components that can be loaded."""

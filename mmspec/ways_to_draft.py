@@ -5,14 +5,14 @@ This module does not import torch, so that a command can check a recipe before i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 from mmspec.errors import ArgumentError
 from mmspec.knobs import RUNNERS, Branching, Knob
-from mmspec.registry import Components, plugins
+from mmspec.registry import Components, Info, installed, registered
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RecipeInfo:
 
     Attributes:
         summary: One line.
-        builders: The function that builds the drafter, "module:function", by the kind of token: "tokens", "columns"
+        builders: The function that builds the drafter, or "module:function", by the kind of token: "tokens", "columns"
             (one token per codebook), "latents" (vectors). It takes a `mmspec.decoding.resources.DraftingContext`. A
             recipe without builders is plain decoding.
         knobs: The knobs, by name. A recipe that drafts has `window`, `branch`, or `drafts` and `length`, which set the
@@ -35,7 +35,7 @@ class RecipeInfo:
     """
 
     summary: str
-    builders: Mapping[str, str] = field(default_factory=dict)
+    builders: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     tree: bool = False
     runner: str = "model"
@@ -403,15 +403,18 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
 )
 
 
-@cache
 def ways_to_draft() -> Components[RecipeInfo]:
     """The recipes of mmspec and of plug-ins, by name.
 
     An entry point in the group `mmspec.recipes` names a `RecipeInfo`. One in the group `mmspec.drafters` names a
     builder and becomes a recipe of the same name with the knob `window`.
     """
-    drafters = {
-        name: RecipeInfo(info.summary, {"tokens": info.where}, {"window": _window(5)}, draft_model=True)
-        for name, info in plugins("mmspec.drafters").items()
-    }
-    return Components(RECIPES, "mmspec.recipes", RecipeInfo, drafters)
+    group = "mmspec.drafters"
+    own = {**RECIPES, **{name: _of_drafter(info) for name, info in registered(group).items()}}
+    others = {name: _of_drafter(info) for name, info in installed(group).items()}
+    return Components(own, "mmspec.recipes", RecipeInfo, others)
+
+
+def _of_drafter(info: Info) -> RecipeInfo:
+    """The recipe of a drafter that has no other knobs."""
+    return RecipeInfo(info.summary, {"tokens": info.where}, {"window": _window(5)}, draft_model=True)

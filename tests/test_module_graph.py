@@ -60,7 +60,7 @@ LAYERS = (
     ("mmspec.vision", "mmspec.audio", "mmspec.metrics"),
     ("mmspec.serving",),
     ("mmspec.loading",),
-    ("mmspec.generator", "mmspec.ray_serve"),
+    ("mmspec.generator", "mmspec.ray_serve", "mmspec.registration"),
     ("mmspec.cli", "mmspec.__main__"),
 )
 # Arrows between rooms of one layer, or up, and why they may be.

@@ -17,7 +17,7 @@ from mmspec.metrics.registry import METRICS, find_metric, metrics
 from mmspec.recipes import parse
 from mmspec.rules import RULES
 from mmspec.testing.exactness import check
-from mmspec.ways_to_draft import RECIPES, ways_to_draft
+from mmspec.ways_to_draft import RECIPES
 
 MODULE = """
 from mmspec.knobs import Knob
@@ -84,13 +84,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text(ENTRY_POINTS)
-    caches = (registry.plugins, ways_to_draft, metrics)
-    for cached in caches:
-        cached.cache_clear()
+    registry.installed.cache_clear()
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
-    for cached in caches:
-        cached.cache_clear()
+    registry.installed.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,9 @@ def observer(
         if callback is not None:
             given = {name: tokens_of(step) for name in names}
             # Copies, so that a change in place is found.
-            returned = callback(pipe, step.nfe, step.committed, {name: value.clone() for name, value in given.items()})
+            returned = callback(
+                pipe, step.target_calls, step.committed, {name: value.clone() for name, value in given.items()}
+            )
             check_unchanged(given, returned)
         if pipe._interrupt:
             raise Interrupted(tokens_of(step), stats_of(step, time.perf_counter() - start))
@@ -118,5 +120,5 @@ def check_unchanged(given: dict[str, Tensor], returned: Any) -> None:
 def stats_of(step: Step, seconds: float) -> Stats:
     """The stats of a call that ended after `step`."""
     parts = {**dict.fromkeys(PARTS, 0.0), "other": seconds}
-    per_call = step.committed / (step.nfe * len(step.tokens))
-    return Stats(step.nfe, step.committed, per_call, [], 0, seconds, parts, 0)
+    per_call = step.committed / (step.target_calls * len(step.tokens))
+    return Stats(step.target_calls, step.committed, per_call, [], 0, seconds, parts, 0)

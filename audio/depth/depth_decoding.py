@@ -241,7 +241,7 @@ class DepthDecoding:
 
 def add_counts(meter: Meter, part: Meter, ids: NDArray[np.int64]) -> None:
     """Adds the counts of a part of the run, whose rows are number `ids` of the whole run."""
-    meter.nfe += part.nfe
+    meter.target_calls += part.target_calls
     for name in ("calls", "tokens", "excess", "bits", "surprise"):
         getattr(meter, name)[ids] += getattr(part, name)
     longest = max(len(meter.tested), len(part.tested))

@@ -162,8 +162,8 @@ class FrameBatch:
         # The host waits once, for the whole frame: it shows whether rows end, and whether all had a distribution.
         running = state.append(frame, sampled(Download(frame).wait().numpy()))
         if self._on_step is not None:
-            step, size = state.step(meter.nfe), state.layout.cell[0]
-            self._on_step(Step(step.nfe, int(meter.tokens.sum()), step.total * size, step.tokens))
+            step, size = state.step(meter.target_calls), state.layout.cell[0]
+            self._on_step(Step(step.target_calls, int(meter.tokens.sum()), step.total * size, step.tokens))
         return bool(running)
 
     def _drop_finished(self) -> None:

@@ -237,7 +237,7 @@ def _run(name: str, batch: int, repeat: int, calls: Sequence[tuple[float, Stats]
         generation=sum(stat.seconds for stat in stats),
         parts={part: sum(stat.seconds_by_part[part] for stat in stats) for part in stats[0].seconds_by_part},
         tokens=sum(stat.tokens for stat in stats),
-        nfe=sum(stat.nfe for stat in stats),
+        nfe=sum(stat.target_calls for stat in stats),
         tokens_per_call=sum(stat.tokens for stat in stats) / sum(stat.tokens / stat.tokens_per_call for stat in stats),
         tv_bound=sum(stat.tv_bound * stat.tokens for stat in stats) / sum(stat.tokens for stat in stats),
     )

@@ -171,7 +171,7 @@ def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key], stop_after: int 
     start = time.perf_counter()
 
     def on_step(step: Step) -> None:
-        if stop_after is not None and step.nfe >= stop_after:
+        if stop_after is not None and step.target_calls >= stop_after:
             raise _Prepared
         if not first:
             first.append(time.perf_counter() - start)

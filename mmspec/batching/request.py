@@ -50,7 +50,7 @@ class RequestOutput:
         finished: Whether this is the last output of the request.
         finish_reason: "stop" for a complete result, "length" if a part reached its limit before its end, "cancelled",
             or "error"; None before the end.
-        calls: Target calls that the request has taken part in.
+        target_calls: Target calls that the request has taken part in.
         part: The index of the part that the tokens belong to: long texts are decoded in parts, such as sentences.
             Outputs come in the order of the parts.
         prompt: The prompt of the part, as it was decoded.
@@ -62,11 +62,16 @@ class RequestOutput:
     tokens: Tensor
     finished: bool
     finish_reason: FinishReason | None
-    calls: int
+    target_calls: int
     part: int = 0
     prompt: Any = None
     result: Any = None
     error: Exception | None = None
+
+    @property
+    def calls(self) -> int:
+        """`target_calls`, by its old name."""
+        return self.target_calls
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Totals:
     def add(self, group: Group) -> None:
         """Adds the counts of a group that is dropped; those of its rows were added as they left."""
         meter = group.batch.meter
-        self._calls += meter.nfe
+        self._calls += meter.target_calls
         self._tested += int(meter.tested.sum())
         self._accepted += int(meter.accepted.sum())
         for part, seconds in meter.clock.seconds().items():
@@ -65,7 +65,7 @@ class Totals:
             failed=self.failed,
             tokens=tokens,
             row_calls=row_calls,
-            target_calls=self._calls + sum(meter.nfe for meter in meters),
+            target_calls=self._calls + sum(meter.target_calls for meter in meters),
             tokens_per_call=tokens / max(row_calls, 1),
             tested=tested,
             accepted=accepted,

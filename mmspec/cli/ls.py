@@ -45,10 +45,10 @@ def ls(
 
 def _entries(kind: str) -> list[dict[str, Any]]:
     """Name and summary of each; of recipes and rules also whether they are exact, and their knobs."""
-    from mmspec.hf.adapters import GENERATE_ADAPTERS
+    from mmspec.hf.adapters import adapters
     from mmspec.loading import models
-    from mmspec.metrics.registry import METRICS
-    from mmspec.registry import plugins, rules
+    from mmspec.metrics.registry import metrics
+    from mmspec.registry import Info, plugins, rules
     from mmspec.ways_to_draft import ways_to_draft
 
     if kind == "recipes":
@@ -59,14 +59,16 @@ def _entries(kind: str) -> list[dict[str, Any]]:
         return _described(
             rules(), lambda rule: {"exact": rule.exact, "summary": rule.summary, "knobs": list(rule.knobs)}
         )
-    named: dict[str, str] = {name: info.summary for name, info in plugins(f"mmspec.{kind}").items()}
+    named: Mapping[str, str | Info]
     if kind == "models":
-        named = {name: info.summary for name, info in models().items()}
+        named = models()
     elif kind == "adapters":
-        named = {**GENERATE_ADAPTERS, **named}
+        named = adapters()
     elif kind == "metrics":
-        named = {**named, **METRICS}
-    return [{"name": name, "summary": summary} for name, summary in named.items()]
+        named = metrics()
+    else:
+        named = plugins("mmspec.drafters")
+    return [{"name": name, "summary": getattr(found, "summary", found)} for name, found in named.items()]
 
 
 def _described(components: Mapping[str, T], describe: Callable[[T], dict[str, Any]]) -> list[dict[str, Any]]:

@@ -32,7 +32,9 @@ def token_bar(quiet: bool) -> Iterator[Callable[[Step], None] | None]:
 
         def on_step(step: Step) -> None:
             bar.total = step.total
-            bar.set_postfix_str(f"{step.committed / (step.nfe * len(step.tokens)):.2f} tokens per call", refresh=False)
+            bar.set_postfix_str(
+                f"{step.committed / (step.target_calls * len(step.tokens)):.2f} tokens per call", refresh=False
+            )
             bar.update(step.committed - bar.n)
 
         yield on_step
@@ -62,7 +64,7 @@ def audio_bar(quiet: bool, seconds: float) -> Iterator[Callable[[Step], None] | 
             latest = step.committed
             made = (done + latest) * seconds
             speed = made / (time.perf_counter() - start)
-            calls = f"{step.committed / (step.nfe * len(step.tokens)):.2f} tokens per call"
+            calls = f"{step.committed / (step.target_calls * len(step.tokens)):.2f} tokens per call"
             bar.set_postfix_str(f"{speed:.1f}x real time, {calls}", refresh=False)
             bar.update(made - bar.n)
 

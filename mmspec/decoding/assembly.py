@@ -81,6 +81,7 @@ def build_drafter(context: DraftingContext) -> Any:
     if recipe.info.tree and not isinstance(target, TreeTarget):
         raise ArgumentError(f"recipes with a tree are not possible here: {type(target).__name__} reads windows only")
     drafter = resolve(builder)(context)
+    builder = getattr(builder, "__qualname__", builder)
     members = ("propose", "observe", "calls", *(["verify"] if recipe.info.tree else []))
     if missing := [name for name in members if not hasattr(drafter, name)]:
         raise PluginError(

@@ -487,10 +487,10 @@ class BatchState:
         else:
             self._host = None
 
-    def step(self, nfe: int) -> Step:
-        """The progress after `nfe` target calls, for callbacks."""
+    def step(self, target_calls: int) -> Step:
+        """The progress after `target_calls` target calls, for callbacks."""
         so_far = TokensSoFar(self._tokens.clone(), self._lengths.copy())
-        return Step(nfe, int(self._lengths.sum()), int(self._limits.sum()), so_far)
+        return Step(target_calls, int(self._lengths.sum()), int(self._limits.sum()), so_far)
 
     def result(self) -> Tensor:
         """The tokens of all rows of the request, finished ones included, [rows, N, *cell]; `pad` after a row's end."""

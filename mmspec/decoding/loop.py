@@ -189,7 +189,12 @@ class RunningBatch:
         width = policy.choose() if whole else policy.settled()
         ids = state.ids[running[np.argsort(state.length[running], kind="stable")]]
         start = self._clock()
-        calls, tokens, tested, accepted = meter.nfe, meter.tokens[ids], meter.tested.sum(), meter.accepted.sum()
+        calls, tokens, tested, accepted = (
+            meter.target_calls,
+            meter.tokens[ids],
+            meter.tested.sum(),
+            meter.accepted.sum(),
+        )
         parts = self.target, self.drafter, self._rule, self.sampler, state
         windows = width > 1 and self._window_step is decode_window
         together = windows and whole and policy.together() and _is_aligned(state)
@@ -209,7 +214,7 @@ class RunningBatch:
             self._window_step(*parts, width, meter)
         if width > 1:
             self._report()
-        calls = meter.nfe - calls
+        calls = meter.target_calls - calls
         seconds = (self._clock() - start) / calls
         if whole and not given_up:
             tests = int(meter.tested.sum() - tested), int(meter.accepted.sum() - accepted)
@@ -289,7 +294,7 @@ class RunningBatch:
 
     def _report(self) -> None:
         if self._on_step is not None:
-            self._on_step(self.state.step(self.meter.nfe))
+            self._on_step(self.state.step(self.meter.target_calls))
 
     def drop_finished(self, at_once: bool = False) -> None:
         """Drops the rows that have finished, if they are enough of the batch.

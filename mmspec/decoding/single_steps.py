@@ -89,7 +89,7 @@ def decode_steps(
         meter.count_plain(p, tokens, state.ids, state.is_running)
         running = state.append(tokens, on_host)
         if on_step is not None:
-            on_step(state.step(meter.nfe))
+            on_step(state.step(meter.target_calls))
         if not running:
             return False
         if (kept := drop_finished(state, target, drafter, sampler)) is not None:

@@ -46,7 +46,7 @@ class Stats:
     """The cost of one run.
 
     Attributes:
-        nfe: Target calls, the prefill included; a call serves every row that is still running.
+        target_calls: Target calls, the prefill included; a call serves every row that is still running.
         tokens: Emitted tokens of all rows.
         tokens_per_call: Emitted tokens over the target calls that their row took part in; 1.00 for plain decoding at
             any batch size.
@@ -69,7 +69,7 @@ class Stats:
         tested: For each slot of the window, the number of tested drafts.
     """
 
-    nfe: int
+    target_calls: int
     tokens: int
     tokens_per_call: float
     acceptance: list[float | None]
@@ -82,6 +82,11 @@ class Stats:
     nll: float | None = None
     rows: list[RowStats] = field(default_factory=list)
     tested: list[int] = field(default_factory=list)
+
+    @property
+    def nfe(self) -> int:
+        """`target_calls`, by its old name."""
+        return self.target_calls
 
     def followed_by(self, other: Self) -> Self:
         """The statistics of two runs over different rows, one run after the other."""
@@ -97,7 +102,7 @@ class Stats:
         rows = self.rows + other.rows
         return replace(
             self,
-            nfe=self.nfe + other.nfe,
+            target_calls=self.target_calls + other.target_calls,
             tokens=mine + theirs,
             tokens_per_call=(mine + theirs) / max(sum(row.calls for row in rows), 1),
             acceptance=[a / n if n else None for a, n in zip(accepted, tested, strict=False)],
@@ -113,13 +118,13 @@ class Stats:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
+        """As plain JSON values; `nfe` is `target_calls` by its old name."""
+        return {**asdict(self), "nfe": self.target_calls}
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds_by_part.items())
         return (
-            f"{self.tokens} tokens in {self.nfe} target calls ({self.tokens_per_call:.2f} tokens per call), "
+            f"{self.tokens} tokens in {self.target_calls} target calls ({self.tokens_per_call:.2f} tokens per call), "
             f"{self.seconds:.2f} s ({parts})"
         )
 
@@ -197,10 +202,19 @@ class Meter:
     device: torch.device
     rows: int
     measure_entropy: bool = False
-    nfe: int = 0
+    target_calls: int = 0
     accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     tested: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     has_ids: bool = True
+
+    @property
+    def nfe(self) -> int:
+        """`target_calls`, by its old name."""
+        return self.target_calls
+
+    @nfe.setter
+    def nfe(self, value: int) -> None:
+        self.target_calls = value
 
     def __post_init__(self) -> None:
         self.tokens, self.calls = np.zeros(self.rows, dtype=np.int64), np.zeros(self.rows, dtype=np.int64)
@@ -218,7 +232,7 @@ class Meter:
             ids: Host int64 [B], the indices of the rows in the request.
         """
         p, accepted = verdict.p, verdict.accepted
-        self.nfe += 1
+        self.target_calls += 1
         self.calls[ids] += gained > 0
         self.tokens[ids] += gained
         drafts = verdict.tokens.shape[1] - 1
@@ -246,7 +260,7 @@ class Meter:
             is_running: Host bool [B], False for rows that had finished before; None is True for all.
         """
         counts = np.ones(len(ids), dtype=bool) if is_running is None else is_running
-        self.nfe += 1
+        self.target_calls += 1
         self.calls[ids] += counts
         self.tokens[ids] += counts
         if self.measure_entropy:
@@ -259,7 +273,7 @@ class Meter:
             count: Calls.
             ids: Host int64 [B], the indices of the rows in the request.
         """
-        self.nfe += count
+        self.target_calls += count
         self.calls[ids] += count
         self.tokens[ids] += count
 
@@ -281,7 +295,7 @@ class Meter:
         for name in ("tokens", "calls", "excess", "bits", "surprise"):
             setattr(self, name, put_host_rows(getattr(self, name), getattr(other, name)[others], ids))
         self.rows = len(self.tokens)
-        self.nfe += other.nfe
+        self.target_calls += other.target_calls
         self.has_ids &= other.has_ids
         longest = max(len(self.tested), len(other.tested))
         for name in ("accepted", "tested"):
@@ -291,7 +305,7 @@ class Meter:
 
     def add(self, other: Meter) -> None:
         """Adds the counts of another run of the same rows, but not its acceptance, which describes a single run."""
-        self.nfe += other.nfe
+        self.target_calls += other.target_calls
         for name in ("tokens", "calls", "excess", "bits", "surprise"):
             getattr(self, name)[:] += getattr(other, name)
 
@@ -346,7 +360,7 @@ class Meter:
         cut = [False] * self.rows if truncated is None else truncated.tolist()
         rows = self._rows(slice(self.rows), cut)
         return Stats(
-            nfe=self.nfe,
+            target_calls=self.target_calls,
             tokens=tokens,
             tokens_per_call=tokens / max(int(self.calls.sum()), 1),
             acceptance=[float(a / t) if t else None for a, t in zip(self.accepted, self.tested, strict=True)],

@@ -41,16 +41,21 @@ class Step:
     """Progress after a target call, the argument of `on_step` callbacks.
 
     Attributes:
-        nfe: Target calls so far.
+        target_calls: Target calls so far.
         committed: Tokens of all rows so far.
         total: Tokens of all rows if none ends early.
         tokens: A copy of the tokens of each row so far, int64 [n_row] each.
     """
 
-    nfe: int
+    target_calls: int
     committed: int
     total: int
     tokens: Sequence[Tensor]
+
+    @property
+    def nfe(self) -> int:
+        """`target_calls`, by its old name."""
+        return self.target_calls
 
     @property
     def lengths(self) -> list[int]:

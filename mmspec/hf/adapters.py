@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.importing import resolve
-from mmspec.registry import plugins
+from mmspec.registry import Info, by_name
 
 if TYPE_CHECKING:
     from mmspec.hf.plan import Plan, PlanRequest
@@ -64,17 +64,34 @@ class GenerateAdapter(Protocol):
         ...
 
 
+def adapters() -> dict[str, str | Info]:
+    """The adapters of mmspec, of plug-ins and those registered, by class name."""
+    return by_name(GENERATE_ADAPTERS, "mmspec.adapters")
+
+
+def adapted_class(model: Any) -> str | None:
+    """The name of the model's class, or of the first class it derives from, that has an adapter; None without."""
+    known = adapters()
+    return next((kind.__name__ for kind in type(model).__mro__ if kind.__name__ in known), None)
+
+
+def is_plugin(model: Any) -> bool:
+    """Whether the adapter of a model is not one of mmspec."""
+    return isinstance(adapters().get(adapted_class(model) or ""), Info)
+
+
 def adapter_of(model: Any) -> GenerateAdapter:
-    """The adapter of a model's class, or of a class it derives from.
+    """The adapter of a model's class, or of the first class it derives from that has one.
 
     Raises:
         ArgumentError: If the class has no adapter.
     """
-    known = {**GENERATE_ADAPTERS, **{name: info.where for name, info in plugins("mmspec.adapters").items()}}
-    for kind in type(model).__mro__:
-        if kind.__name__ in known:
-            adapter: GenerateAdapter = resolve(known[kind.__name__])
-            return adapter
+    known = adapters()
+    name = adapted_class(model)
+    if name is not None:
+        found = known[name]
+        adapter: GenerateAdapter = resolve(found.where if isinstance(found, Info) else found)
+        return adapter
     name = type(model).__name__
     if hasattr(model, "get_base_model"):
         raise ArgumentError(

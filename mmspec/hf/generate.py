@@ -64,11 +64,11 @@ class GenerateOutput(GenerateDecoderOnlyOutput):
 
 
 def generate(
-    model: Any,
-    input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
+    model: Any = None,
+    input_ids: Any = None,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: Any = None,
     *,
     recipe: str | Recipe | None = None,
     seed: int | Sequence[int] | None = None,
@@ -117,11 +117,17 @@ def generate(
         int64 ids as the model's own generate returns them: prompt and new tokens, or the codes of an image (Janus).
 
     Raises:
-        ArgumentError: If an argument has a value that is not allowed, or is not supported for the model.
+        ArgumentError: If an argument has a value that is not allowed, or is not supported for the model; or if it is
+            not called by transformers.
         PromptError: If a prompt is padded on the right.
         UnknownNameError: If there is no recipe or rule of that name.
         ModelError: If draft model or heads do not fit the model.
     """
+    if not isinstance(input_ids, Tensor) or generation_config is None:
+        raise ArgumentError(
+            "mmspec.generate is called by transformers, in model.generate(..., custom_generate=mmspec.generate); to "
+            "generate from a prompt, call a pipeline: mmspec.load('shapes')('a red circle')"
+        )
     warn_untested()
     check_options(draft_model, table, heads, on_step, measure_entropy)
     dropped = dropped_arguments(unwrap(model))

@@ -116,7 +116,7 @@ class MaskedBatch(ClosedBatch):
         meter.clock.lap("drafter")
         missing = process.missing(tokens)
         now = (~missing).sum(1).cpu().numpy()
-        meter.nfe += 1
+        meter.target_calls += 1
         meter.calls[running] += 1
         meter.tokens += now - self._filled
         self._filled = now
@@ -124,7 +124,7 @@ class MaskedBatch(ClosedBatch):
         self.state.commit(tokens, np.where(ended, tokens.shape[1], 0) - 1)
         if self._on_step is not None:
             so_far = tokens.masked_fill(missing, -1)
-            self._on_step(Step(meter.nfe, int(now.sum()), tokens.numel(), list(so_far)))
+            self._on_step(Step(meter.target_calls, int(now.sum()), tokens.numel(), list(so_far)))
         return bool(self.state.is_running.any())
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmspec.importing import resolve
 from mmspec.knobs import Knob, Value
@@ -31,7 +31,7 @@ class Rule:
 
     Attributes:
         summary: One line.
-        make: The factory of the acceptance function, as `module:function`. It is called with the knobs by name and, if
+        make: The factory of the acceptance function, or `module:function`. It is called with the knobs by name and, if
             `takes_codebook`, with `codebook=`, which is None for a model without a codebook.
         exact: Whether the outcome follows the target distribution.
         knobs: The settings; the value 0 of the first one gives the exact rule.
@@ -45,7 +45,7 @@ class Rule:
     """
 
     summary: str
-    make: str
+    make: str | Callable[..., Any]
     exact: bool = False
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     takes_codebook: bool = False

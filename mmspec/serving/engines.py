@@ -49,7 +49,7 @@ class RunningBatch:
                     if output.error is not None:
                         raise output.error
                     notes = getattr(output.result, "notes", ())
-                    yield CallOutput(output.tokens, output.calls, output.part, output.prompt, notes)
+                    yield CallOutput(output.tokens, output.target_calls, output.part, output.prompt, notes)
         except BatchQueueFullError as error:
             raise QueueFullError(str(error)) from error
 

@@ -92,12 +92,12 @@ def test_a_perfect_draft_is_fully_accepted() -> None:
             PROMPTS[1:], max_new_tokens=16, custom_generate=mmspec.generate, recipe="draft:window=5", seed=1,
             draft_model=model, **arguments,
         )  # fmt: skip
-        assert out.stats.nfe == 1 + 3
+        assert out.stats.target_calls == 1 + 3
     bad = model.generate(
         PROMPTS[1:], max_new_tokens=16, custom_generate=mmspec.generate, recipe="draft:window=5", seed=1,
         draft_model=tiny.flat(seed=3), do_sample=True, return_dict_in_generate=True,
     )  # fmt: skip
-    assert 1 + 3 < bad.stats.nfe <= 16
+    assert 1 + 3 < bad.stats.target_calls <= 16
 
 
 @pytest.mark.parametrize("window", [3, 5, 8])
@@ -113,7 +113,7 @@ def test_target_calls_of_a_draft_of_known_quality(window: int) -> None:
     made = run(job.target(job.plan, window), parse(f"draft:window={window}"), job.layout, sampling, [0, 1], resources)
     own = run(job.target(job.plan, 1), parse("plain"), job.layout, sampling, [0, 1])
     assert torch.equal(made.tokens, own.tokens)
-    assert made.stats.nfe == tiny.calls_with_corrupted(33, window) < own.stats.nfe == 33
+    assert made.stats.target_calls == tiny.calls_with_corrupted(33, window) < own.stats.target_calls == 33
 
 
 GUIDED = {"guidance_scale": 1.7, "repetition_penalty": 1.5}

@@ -281,7 +281,7 @@ def test_target_calls_of_a_draft_of_known_quality(name: str, window: int) -> Non
     with torch.inference_mode():
         target = plan.target(window, plan.guided)
         RunningBatch(target, oracle, ratio, sampler, rows, FixedWindow(window), meter).run()
-    assert torch.equal(rows.result(), made) and meter.nfe == calls
+    assert torch.equal(rows.result(), made) and meter.target_calls == calls
 
 
 # --- Sampling -------------------------------------------------------------------------------------------------------

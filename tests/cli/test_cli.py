@@ -47,10 +47,10 @@ class Pipe:
         if any(not prompt.strip() for prompt in prompts):
             raise PromptError("the prompt is empty")
         rows = len(prompts) * options["num_images_per_prompt"]
-        for nfe in (1, 2):
-            so_far = [torch.zeros(LENGTH * nfe // 2, dtype=torch.int64)] * rows
+        for target_calls in (1, 2):
+            so_far = [torch.zeros(LENGTH * target_calls // 2, dtype=torch.int64)] * rows
             if options["on_step"] is not None:
-                options["on_step"](Step(nfe, rows * LENGTH * nfe // 2, rows * LENGTH, so_far))
+                options["on_step"](Step(target_calls, rows * LENGTH * target_calls // 2, rows * LENGTH, so_far))
             if self.interrupt:
                 raise KeyboardInterrupt
         seeds = [options["seed"] + i for i in range(rows)]
@@ -134,7 +134,7 @@ def test_json_is_one_object(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFi
     assert err == ""
     assert result["outputs"] == [str(Path("new/0.png")), str(Path("new/1.png"))]
     assert (result["recipe"], result["seed"], result["model"]) == ("scd:coupling=gumbel", 5, "shapes")
-    assert result["stats"]["nfe"] == 2
+    assert result["stats"]["target_calls"] == 2
     assert result["stats"]["tokens"] == 2 * LENGTH
     assert result["stats"]["tokens_per_call"] == LENGTH / 2
     assert result["stats"]["seconds"] == 0.5

@@ -128,7 +128,7 @@ class Model:
         tokens = torch.stack([torch.randint(700, (16,), generator=g) for g in generators])
         if float(recipe.knobs.get("factor", 1)) > 1:
             tokens = torch.where(tokens > 600, 0, tokens)
-        return SimpleNamespace(tokens=tokens, stats=SimpleNamespace(nfe=1))
+        return SimpleNamespace(tokens=tokens, stats=SimpleNamespace(target_calls=1))
 
 
 def test_a_foreign_rule_runs_on_the_model(sly: None, monkeypatch: pytest.MonkeyPatch) -> None:

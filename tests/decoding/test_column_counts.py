@@ -67,7 +67,7 @@ def test_columns_are_those_of_calls_that_wait_for_the_host(cases: dict[str, Any]
         ahead, after = cases[f"{name} B=4"], cases[f"{name} after"]
         failing = cases.get(f"{name} failing", after)
         assert ahead["tokens"] == after["tokens"] == failing["tokens"], name
-        assert ahead["nfe"] == after["nfe"] == failing["nfe"], name
+        assert ahead["target_calls"] == after["target_calls"] == failing["target_calls"], name
         assert all(one["idle"] > 0 for one in after["windows"][1:-1]), "a weak test: nothing was waited for"
     assert cases["dia scd:window=6 misread"]["tokens"] != cases["dia scd:window=6 after"]["tokens"], "a weak test"
 

@@ -117,9 +117,9 @@ def test_tokens_are_those_of_calls_that_wait_for_the_host(cases: dict[str, Any])
     assert len(compared) == 7
     for name in compared:
         ahead, after = cases[f"{name} ahead"], cases[f"{name} after"]
-        assert ahead["tokens"] == after["tokens"] and ahead["nfe"] == after["nfe"], name
+        assert ahead["tokens"] == after["tokens"] and ahead["target_calls"] == after["target_calls"], name
         failing = cases.get(f"{name} failing", after)
-        assert failing["tokens"] == after["tokens"] and failing["nfe"] == after["nfe"], name
+        assert failing["tokens"] == after["tokens"] and failing["target_calls"] == after["target_calls"], name
         assert all(failing.get("kept", [])) and sum(failing.get("reads", [])) <= 1, "the host has its own copy"
         assert all(one["idle"] > 0 for one in after["windows"][:-1]), "a weak test: nothing was waited for"
     misread, after = (cases[f"draft:window=4 {how}"]["tokens"] for how in ("misread", "after"))
@@ -135,7 +135,7 @@ def test_replayed_windows_are_those_that_are_launched(cases: dict[str, Any]) -> 
     assert len(compared) == 5
     for name in compared:
         replayed, launched = cases[f"{name} replayed"], cases[f"{name} launched"]
-        assert replayed["tokens"] == launched["tokens"] and replayed["nfe"] == launched["nfe"], name
+        assert replayed["tokens"] == launched["tokens"] and replayed["target_calls"] == launched["target_calls"], name
         assert replayed["stats"] == launched["stats"], name
         if "measured" in name:
             continue

@@ -105,4 +105,4 @@ def test_streams_are_drafted_from_two_tokens(recipe: str) -> None:
         assert out.stats.tokens_per_call > 1.3  # each pair of neighbors has to occur once
     else:
         # The first window has one neighbor only.
-        assert out.stats.nfe <= 2 + -(-length // (3 + ("tree" not in recipe))) + 1
+        assert out.stats.target_calls <= 2 + -(-length // (3 + ("tree" not in recipe))) + 1

@@ -80,7 +80,7 @@ def test_an_image_that_is_the_target_s_own_is_accepted_whole() -> None:
     plain = run(ToyTarget(2, 3, 5, 0), parse("plain"), GRID, settings, [1, 2], DraftResources())
     own = DraftResources(whole_images=lambda seeds: plain.tokens)
     out = run(ToyTarget(2, 3, 5, 0), parse("one-step:window=5"), GRID, settings, [1, 2], own)
-    assert torch.equal(out.tokens, plain.tokens) and out.stats.nfe == 2  # the prefill samples the first token
+    assert torch.equal(out.tokens, plain.tokens) and out.stats.target_calls == 2  # the prefill samples the first token
     assert out.stats.draft_calls == 1
 
 

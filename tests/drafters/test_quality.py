@@ -90,20 +90,20 @@ class Memoryless(ToyTarget):
 )
 def test_all_drafts_of_the_target_itself_are_accepted(recipe: str, depth: int) -> None:
     """After the first token every call gives all drafts of a path, and the bonus token."""
-    assert decode(recipe, 1 + 2 * (1 + depth)).nfe == 3
+    assert decode(recipe, 1 + 2 * (1 + depth)).target_calls == 3
 
 
 @pytest.mark.parametrize(
     "recipe", ["eagle:window=4", "medusa:window=4", "tree-eagle:branch=2/1/1", "tree-medusa:branch=2/1/1"]
 )
 def test_all_drafts_of_a_head_that_equals_the_target_are_accepted(recipe: str) -> None:
-    assert decode(recipe, 9, Memoryless).nfe == 3
+    assert decode(recipe, 9, Memoryless).target_calls == 3
 
 
 @pytest.mark.parametrize("recipe", ["prompt:branch=1/1/1", "prompt:branch=2/1/1"])
 def test_all_drafts_from_prompts_that_predict_as_the_target_does_are_accepted(recipe: str) -> None:
     """The drafts of the first tree are not: no prompts have been read. It gives a token at least, the others four."""
-    assert decode(recipe, 10, Memoryless).nfe == 4
+    assert decode(recipe, 10, Memoryless).target_calls == 4
 
 
 class LastToken(ToyTarget):
@@ -127,7 +127,7 @@ def test_hydra_heads_read_the_drafts_before_them(recipe: str) -> None:
     resources = DraftResources(heads={"hydra": TrueHydra(V, FEATURES, 8, 3)})
     settings = [SamplingParams()] * ROWS
     stats = run(LastToken(ROWS, V, 9, 5), parse(recipe), Layout(9), settings, range(ROWS), resources).stats
-    assert stats.nfe == 3
+    assert stats.target_calls == 3
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_windows_that_a_store_has_are_accepted(known: bool) -> None:
         DraftResources(heads=heads),
     ).stats  # fmt: skip
     # The first token comes from the prefill. Without a datastore the first round is new.
-    assert stats.nfe == 1 + 5 if known else 6 < stats.nfe <= 12
+    assert stats.target_calls == 1 + 5 if known else 6 < stats.target_calls <= 12
 
 
 def test_a_datastore_is_saved_and_loaded(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def windows(name: str, recipe: str, rows: int, how: str = "") -> dict[str, Any]:
             params = replace(PARAMS, guidance_scale=2.0 if name == "musicgen" else 1.0)
             out = run(target(guided), parse(recipe), layout, [params] * rows, range(rows), resources)
         tokens = out.tokens.cpu()
-    return {"windows": found, "steps": steps, "tokens": tokens[:4].tolist(), "nfe": out.stats.nfe}
+    return {"windows": found, "steps": steps, "tokens": tokens[:4].tolist(), "target_calls": out.stats.target_calls}
 
 
 def main() -> None:

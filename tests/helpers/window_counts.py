@@ -259,7 +259,7 @@ def windows(
         "windows": found,
         "steps": steps,
         "tokens": tokens[:8].tolist(),
-        "nfe": out.stats.nfe,
+        "target_calls": out.stats.target_calls,
         "stats": [out.stats.tv_bound, out.stats.entropy, out.stats.nll, *out.stats.acceptance],
         "reads": reads,
         "kept": kept,

@@ -110,7 +110,7 @@ def test_output_and_callbacks_agree(model: Any) -> None:
     out = model.generate(
         **CALL, do_sample=False, custom_generate=generate, return_dict_in_generate=True, on_step=seen.append
     )
-    assert out.stats.nfe == seen[-1].nfe and out.stats.tokens == seen[-1].committed
+    assert out.stats.target_calls == seen[-1].target_calls and out.stats.tokens == seen[-1].committed
     for row, step in zip(out.sequences, seen[-1].tokens, strict=True):
         assert torch.equal(row[6 : 6 + len(step)], step)
 

@@ -66,7 +66,7 @@ def test_streamer_and_output_reach_the_caller(repository: str) -> None:
     output = tiny.emu3().generate(
         **call, custom_generate=repository, trust_remote_code=True, streamer=streamer, return_dict_in_generate=True
     )
-    assert streamer.ended and streamer.tokens == output.sequences.shape[1] and output.stats.nfe > 0
+    assert streamer.ended and streamer.tokens == output.sequences.shape[1] and output.stats.target_calls > 0
 
 
 def test_without_mmspec_the_error_says_how_to_install_it(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:

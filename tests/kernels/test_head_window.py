@@ -139,5 +139,5 @@ def test_tokens_of_a_head_are_those_without_kernels(
         monkeypatch.setenv("MMSPEC_KERNELS", kernels)
         resources = DraftResources(heads=heads)
         out = run(ToyTarget(3, 3, 6, 0), parse(recipe), Layout(6, 3), [SamplingParams(0.9)] * 3, range(3), resources)
-        found.append((out.tokens.tolist(), out.stats.nfe, out.stats.acceptance))
+        found.append((out.tokens.tolist(), out.stats.target_calls, out.stats.acceptance))
     assert found[0] == found[1]

@@ -18,8 +18,8 @@ from guides import make_files
 from PIL import Image
 
 import mmspec
+from mmspec import registry
 from mmspec.cli.app import main
-from mmspec.metrics import registry
 from mmspec.metrics.evaluation.journal import Journal
 from mmspec.metrics.extractors.clip import ClipExtractor
 
@@ -39,9 +39,9 @@ def site(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: aesthetic-score\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text(f"[{section}]\n{line.replace(chr(34), '')}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry.metrics.cache_clear()
+    registry.installed.cache_clear()
     yield tmp_path
-    registry.metrics.cache_clear()
+    registry.installed.cache_clear()
     sys.modules.pop("aesthetic_score", None)
 
 

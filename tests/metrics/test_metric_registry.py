@@ -26,6 +26,7 @@ from mmspec.metrics.evaluation.quality import find_metrics
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import DistanceMetric, Groups, MeanMetric, Metric, Rows, SampleBatch
 from mmspec.metrics.registry import EXTRACTOR, METRICS, find_metric
+from mmspec.registry import installed
 
 # Name: kind, extractor, needs a reference, needs prompts, higher is better, fewest samples.
 EXPECTED = {
@@ -192,15 +193,15 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert group == "mmspec.metrics"
         return [EntryPoint(name) for name in OBJECTS]
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr("mmspec.registry.entry_points", entry_points)
     monkeypatch.setattr(
         registry,
         "resolve",
         lambda where: OBJECTS[where[8:]] if where.startswith("outside:") else resolve(where),
     )
-    registry.metrics.cache_clear()
+    installed.cache_clear()
     yield
-    registry.metrics.cache_clear()
+    installed.cache_clear()
 
 
 @pytest.fixture

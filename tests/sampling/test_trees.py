@@ -64,12 +64,12 @@ def test_a_tree_without_branches_is_a_window(sampling: SamplingParams) -> None:
     seeds = list(range(50))
     tree, window = (decode(recipe, seeds, [sampling] * 50) for recipe in ("tree:branch=1/1/1", "draft:window=4"))
     assert torch.equal(tree.tokens, window.tokens)
-    assert tree.stats.nfe == window.stats.nfe and tree.stats.acceptance == window.stats.acceptance
+    assert tree.stats.target_calls == window.stats.target_calls and tree.stats.acceptance == window.stats.acceptance
 
 
 def test_drafts_of_the_target_itself_are_accepted_whole() -> None:
     stats = decode("tree:branch=2/1/1/1", list(range(30)), [SamplingParams()] * 30, draft_seed=5).stats
-    assert stats.nfe == 2 and stats.acceptance == [1.0] * 4 and stats.tokens_per_call == 3
+    assert stats.target_calls == 2 and stats.acceptance == [1.0] * 4 and stats.tokens_per_call == 3
     assert stats.draft_calls == 5
 
 

@@ -178,7 +178,7 @@ def test_windows_of_a_deterministic_target_are_accepted(recipe: str) -> None:
     decoded = run(Repeater(2, 3, 3, 0), parsed, layout, [SamplingParams()] * 2, [0, 1], resources)
     assert (decoded.tokens == decoded.tokens[:, :1]).all()
     if "random" not in recipe and "up" not in recipe:
-        assert decoded.stats.nfe == 1 + -(-23 // parsed.window)
+        assert decoded.stats.target_calls == 1 + -(-23 // parsed.window)
         assert set(decoded.stats.acceptance) == {1.0}
 
 

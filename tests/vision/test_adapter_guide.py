@@ -50,13 +50,13 @@ def plugin(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mod
     (site / "raster-0.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: raster\nVersion: 0.1\n")
     (site / "raster-0.1.dist-info" / "entry_points.txt").write_text("\n".join(lines) + "\n")
     sys.path.insert(0, str(site))
-    registry.plugins.cache_clear()
+    registry.installed.cache_clear()
     importlib.invalidate_caches()
     module = importlib.import_module("test_raster")
     make_files("adding-a-model.md", site)
     yield module
     sys.path.remove(str(site))
-    registry.plugins.cache_clear()
+    registry.installed.cache_clear()
     for name in MODULES:
         sys.modules.pop(name, None)
 
@@ -87,7 +87,10 @@ def test_the_plugin_loads_by_name(plugin: ModuleType, tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize("guided", [False, True])
 def test_mmspec_generate_decodes_the_class(plugin: ModuleType, guided: bool) -> None:
-    model = plugin.tiny(16)
+    llama, adapter = plugin.tiny(16), importlib.import_module("raster_adapter")
+    model = adapter.RasterForCausalLM(llama.config).eval()
+    model.load_state_dict(llama.state_dict())
+    assert adapter_of(model) is adapter and adapter_of(llama) is not adapter
     ids = torch.tensor([[26, 19], [17, 23]])
     call: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 14, "do_sample": False}
     if guided:

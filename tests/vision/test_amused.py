@@ -39,7 +39,7 @@ def test_plain_decoding_gives_the_tokens_of_diffusers(pipe: AmusedPipeline, monk
     with monkeypatch.context() as patch:
         patch.setattr(AmusedProcess, "noise", record)
         ours = pipe(PROMPTS, seed=3, steps=5, guidance_scale=3.0, output_type="np")
-    assert ours.stats.nfe == 5 and int((ours.tokens == pipe.scheduler.config.mask_token_id).sum()) == 0
+    assert ours.stats.target_calls == 5 and int((ours.tokens == pipe.scheduler.config.mask_token_id).sum()) == 0
 
     def sampled(p: Tensor, count: int, generator: Any = None) -> Tensor:
         return (p.log() + noise[0][0].flatten(0, 1)).argmax(-1, keepdim=True)
@@ -61,7 +61,7 @@ def test_steps_ahead_give_the_same_tokens_in_fewer_calls(pipe: AmusedPipeline, t
     plain = pipe(PROMPTS * 3, seed=0, **settings)
     ahead = pipe(PROMPTS * 3, seed=0, ahead=4, **settings)
     assert torch.equal(plain.tokens, ahead.tokens)
-    assert plain.stats.nfe == 8 and ahead.stats.nfe <= 8
+    assert plain.stats.target_calls == 8 and ahead.stats.target_calls <= 8
     # A row does not depend on its batch.
     alone = pipe(PROMPTS[1], seed=3, ahead=3, **settings)
     assert torch.equal(alone.tokens[0], plain.tokens[3])
@@ -70,10 +70,10 @@ def test_steps_ahead_give_the_same_tokens_in_fewer_calls(pipe: AmusedPipeline, t
 def test_confident_tokens_are_kept_beyond_the_schedule(pipe: AmusedPipeline) -> None:
     settings: dict[str, Any] = {"seed": 0, "steps": 12, "guidance_scale": 30.0, "output_type": "latent"}
     plain, sure = pipe(PROMPTS, **settings), pipe(PROMPTS, confidence=0.05, **settings)
-    assert sure.stats.nfe < plain.stats.nfe == 12
+    assert sure.stats.target_calls < plain.stats.target_calls == 12
     assert torch.equal(sure.tokens, pipe(PROMPTS, confidence=0.05, ahead=3, **settings).tokens)
     assert int((sure.tokens == pipe.scheduler.config.mask_token_id).sum()) == 0
-    assert pipe(PROMPTS, confidence=0.0, **settings).stats.nfe == 1
+    assert pipe(PROMPTS, confidence=0.0, **settings).stats.target_calls == 1
 
 
 def test_callbacks_see_what_is_missing_and_may_end_the_call(pipe: AmusedPipeline) -> None:

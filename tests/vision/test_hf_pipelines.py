@@ -381,8 +381,8 @@ def test_callbacks_are_called_after_every_step(janus: Any) -> None:
         callback_on_step_end=lambda *step: calls.append((*step[:3], list(step[3]))),
         measure_entropy=True,
     )
-    assert len(steps) == len(calls) == out.stats.nfe and steps[-1].committed == 32 == out.stats.tokens
-    assert calls[-1] == (janus, out.stats.nfe, 32, ["tokens"]) and 0 < out.stats.entropy < 5
+    assert len(steps) == len(calls) == out.stats.target_calls and steps[-1].committed == 32 == out.stats.tokens
+    assert calls[-1] == (janus, out.stats.target_calls, 32, ["tokens"]) and 0 < out.stats.entropy < 5
 
 
 def test_the_generation_config_sets_the_defaults() -> None:

@@ -26,7 +26,7 @@ def test_greedy_decoding_gives_the_latents_of_the_original() -> None:
     meter = Meter(model.device, 2)
     bits, latents = decode_bits(model, texts(), SIZES, range(2), meter, GREEDY, scale=3.0)
     torch.testing.assert_close(latents, e["latents"], atol=1e-5, rtol=1e-5)
-    assert meter.nfe == len(SIZES) and [part.shape[1:] for part in bits] == [(h * w, BITS) for h, w in SIZES]
+    assert meter.target_calls == len(SIZES) and [part.shape[1:] for part in bits] == [(h * w, BITS) for h, w in SIZES]
     # All maps in one pass have the logits of the pass of each map.
     inputs, image = [], torch.zeros_like(latents)
     for size, part in zip(SIZES, bits, strict=True):
@@ -60,7 +60,7 @@ def test_a_small_model_generates_the_last_maps() -> None:
 
     plain, _ = decode()
     mixed, meter = decode(small=small, large_maps=2)
-    assert meter.nfe == 2
+    assert meter.target_calls == 2
     assert all(torch.equal(a, b) for a, b in zip(plain[:2], mixed[:2], strict=True))
     assert not torch.equal(plain[3], mixed[3])
     # The large model in the place of the small one reads the first maps in one pass, and generates what it would alone.

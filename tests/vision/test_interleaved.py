@@ -112,7 +112,7 @@ def test_rows_do_not_depend_on_their_batch() -> None:
     assert [[p.kind for n, p in streamed if n == row] for row in range(3)] == [
         [piece.kind for piece in pieces] for pieces in both.pieces
     ]
-    assert both.stats.nfe > 0 and both.seeds == [4, 5, 6]
+    assert both.stats.target_calls > 0 and both.seeds == [4, 5, 6]
 
 
 def test_thoughts_and_marks_are_read() -> None:

@@ -168,9 +168,9 @@ def test_correct_drafts_take_the_fewest_calls(pipe: LlamaGenPipeline) -> None:
     same = LlamaGenPipeline(pipe.transformer, pipe.vqvae, pipe.text_encoder, draft_transformer=pipe.transformer)
     same.set_progress_bar_config(disable=True)
     stats = same(["abcde", "xyz"], recipe="draft:window=4", seed=0).stats
-    assert stats.nfe == 1 + -(-(N - 1) // 4) and stats.acceptance == [1.0, 1.0, 1.0]
-    assert stats.tokens == 2 * N and stats.tokens_per_call == N / stats.nfe
-    assert stats.draft_calls == 1 + 3 * (stats.nfe - 1)
+    assert stats.target_calls == 1 + -(-(N - 1) // 4) and stats.acceptance == [1.0, 1.0, 1.0]
+    assert stats.tokens == 2 * N and stats.tokens_per_call == N / stats.target_calls
+    assert stats.draft_calls == 1 + 3 * (stats.target_calls - 1)
 
 
 def test_output_types_and_stats(pipe: LlamaGenPipeline) -> None:
@@ -199,7 +199,7 @@ def test_callbacks_see_the_accepted_tokens(pipe: LlamaGenPipeline, recipe: str) 
         return state
 
     out = pipe(["abcde", "xyz"], recipe=recipe, seed=0, on_step=steps.append, callback_on_step_end=end)
-    assert seen == [(s.nfe, s.committed) for s in steps] and seen[-1] == (out.stats.nfe, 2 * N)
+    assert seen == [(s.target_calls, s.committed) for s in steps] and seen[-1] == (out.stats.target_calls, 2 * N)
     for step in steps:
         assert step.total == 2 * N and sum(len(t) for t in step.tokens) == step.committed
         for so_far, whole in zip(step.tokens, out.tokens, strict=True):
@@ -210,7 +210,7 @@ def test_a_callback_can_stop_the_call(pipe: LlamaGenPipeline) -> None:
     before = pipe("abc", seed=0).tokens
 
     def stop(step: Step) -> None:
-        if step.nfe == 3:
+        if step.target_calls == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -233,7 +233,7 @@ def test_published_decoding_equals_the_loop() -> None:
     pipe = quiet(MARPipeline(tiny()))
     call: dict[str, Any] = {"class_labels": [1, 2], "seed": 3, "head_steps": 8, "output_type": "latent"}
     plain = pipe(**call)
-    assert plain.stats.nfe == 16 and plain.stats.tokens_per_call == 1.0
+    assert plain.stats.target_calls == 16 and plain.stats.tokens_per_call == 1.0
     for recipe in ("scd+tolerance:distance=0.000001,window=3", "few-steps+tolerance:distance=0,window=3,steps=2"):
         other = pipe(recipe=recipe, **call)
         assert float((other.tokens - plain.tokens).abs().max()) < 1e-4, recipe
@@ -278,7 +278,7 @@ def test_the_published_schedule_takes_the_published_number_of_calls() -> None:
     pipe = quiet(MARPipeline(tiny(**sizes), None, tiny(lean=0.02, **sizes)))
     call: dict[str, Any] = {"class_labels": 1, "seed": 0, "head_steps": 2, "guidance_scale": 1, "output_type": "latent"}
     out = pipe(recipe="draft+cspd:window=9", steps=64, **call)
-    assert (out.stats.nfe, out.stats.draft_calls, out.stats.tokens) == (12, 60, 256)
+    assert (out.stats.target_calls, out.stats.draft_calls, out.stats.tokens) == (12, 60, 256)
     assert bool(out.tokens.isfinite().all()) and bool((out.tokens != 0).all())
 
 
@@ -288,9 +288,9 @@ def test_the_published_schedule_accepts_drafts_of_the_target_in_the_first_pass()
     recipe = "draft+cspd:flatten=1,prefill=0"
     # With a verification after each pass nothing is hidden, and a draft model equal to the target is always accepted.
     out = same(recipe=f"{recipe},window=2", **call)
-    assert all(a == 1.0 for a in out.stats.acceptance) and out.stats.nfe == 8
+    assert all(a == 1.0 for a in out.stats.acceptance) and out.stats.target_calls == 8
     later = same(recipe=f"{recipe},window=5", **call)
-    assert later.stats.nfe < 8 and min(a for a in later.stats.acceptance if a is not None) < 0.7
+    assert later.stats.target_calls < 8 and min(a for a in later.stats.acceptance if a is not None) < 0.7
     alone = same(recipe=f"{recipe},window=5", **{**call, "seed": 1, "class_labels": [2]})
     assert torch.allclose(alone.tokens[0], later.tokens[1], atol=1e-4)
 
@@ -299,7 +299,7 @@ def test_shortcuts_change_the_result() -> None:
     pipe = quiet(MARPipeline(tiny()))
     call: dict[str, Any] = {"class_labels": [1, 2], "seed": 0, "head_steps": 12, "output_type": "latent"}
     full = pipe(steps=8, **call)
-    assert full.stats.nfe == 8 and full.stats.tokens_per_call == 2.0
+    assert full.stats.target_calls == 8 and full.stats.tokens_per_call == 2.0
     for shortcuts in (Shortcuts(last_head_steps=3), Shortcuts(refresh=2)):
         short = pipe(steps=8, shortcuts=shortcuts, **call)
         assert shortcuts.lossy and 0 < float((short.tokens - full.tokens).abs().mean()) < 0.5

@@ -10,7 +10,7 @@ import torch
 
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
-from mmspec.hf.adapters import GENERATE_ADAPTERS
+from mmspec.hf.adapters import adapters
 from mmspec.hf.folder import load_model, model_class, read_json, read_processor, read_tokenizer
 from mmspec.hf.request import unwrap
 from mmspec.vision.hf.cosmos_decoder import is_cosmos, load_cosmos
@@ -78,10 +78,10 @@ def from_folder(
     if is_glm_pipeline(folder):
         folder, processor_folder = folder / STAGE, folder / STAGE_PROCESSOR
     name, layout = alias_of(folder)
-    if name not in GENERATE_ADAPTERS:
+    if name not in adapters():
         raise ArgumentError(
             f"model {str(folder)!r} is a {name}, for which mmspec has no adapter; "
-            f"it has them for {', '.join(GENERATE_ADAPTERS)}; "
+            f"it has them for {', '.join(adapters())}; "
             "docs/adding-a-model.md explains how to add one"
         )
     if model_class(folder) == JANUS:

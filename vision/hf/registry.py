@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmspec.errors import ArgumentError
-from mmspec.hf.adapters import adapter_of
+from mmspec.hf.adapters import adapted_class, adapter_of, is_plugin
 from mmspec.importing import resolve
 from mmspec.vision.hf.image_adapter import Components, ImageAdapter
 
@@ -27,17 +27,18 @@ IMAGE_ADAPTERS = {
 def image_adapter_of(model: Any, components: Components) -> ImageAdapter:
     """The image adapter of a model's class, or of a class it derives from.
 
-    For a class that is not in `IMAGE_ADAPTERS`, it is what `image_adapter(model, components)` of the class's generate
-    adapter returns, if there is such a function.
+    For a class whose generate adapter is a plug-in's, it is what `image_adapter(model, components)` of that adapter
+    returns, if there is such a function.
 
     Raises:
         ArgumentError: If the class has no image adapter, or a component is missing or not used by the class.
     """
     generate_adapter = adapter_of(model)
-    where = next(
-        (IMAGE_ADAPTERS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in IMAGE_ADAPTERS), None
-    )
-    make = getattr(generate_adapter, "image_adapter", None) if where is None else resolve(where)
+    if is_plugin(model):
+        make = getattr(generate_adapter, "image_adapter", None)
+    else:
+        where = IMAGE_ADAPTERS.get(adapted_class(model) or "")
+        make = None if where is None else resolve(where)
     if make is None:
         raise ArgumentError(
             f"{type(model).__name__} has an adapter for model.generate(custom_generate=mmspec.generate), but none for "

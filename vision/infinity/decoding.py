@@ -167,6 +167,6 @@ def decode_bits(
         meter.clock.lap("rule")
         meter.tokens += places
         if i < large_maps:
-            meter.nfe += 1
+            meter.target_calls += 1
             meter.calls += 1
     return found, latents

@@ -140,10 +140,10 @@ class PassBatch(ClosedBatch):
         self._latents.scatter_(1, index.expand_as(sampled), sampled)
         meter.clock.lap("rule")
         gained = self.state.commit(sampled, np.full(rows, goal - done - 1))
-        meter.nfe += 1
+        meter.target_calls += 1
         meter.calls += gained > 0
         meter.tokens += gained
         self._passes, self._done = s + 1, goal
         if self._on_step is not None:
-            self._on_step(self.state.step(meter.nfe))
+            self._on_step(self.state.step(meter.target_calls))
         return bool(self.state.is_running.any())

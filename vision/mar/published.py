@@ -106,11 +106,11 @@ class PublishedBatch(ClosedBatch):
         else:
             sampled = self._draft_and_verify(start)
         gained = self.state.commit(sampled, np.full(len(sampled), sampled.shape[1] - 1))
-        self.meter.nfe += 1
+        self.meter.target_calls += 1
         self.meter.calls += gained > 0
         self.meter.tokens += gained
         if self._on_step is not None:
-            self._on_step(self.state.step(self.meter.nfe))
+            self._on_step(self.state.step(self.meter.target_calls))
         return bool(self.state.is_running.any())
 
     def _sample(self, model: ModelWithHead, stream: int) -> tuple[Gaussian, Tensor]:

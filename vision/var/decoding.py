@@ -173,14 +173,14 @@ class MapBatch(ClosedBatch):
         self._image = self._image + self._tokenizer.added(i, tokens)
         meter.clock.lap("rule")
         gained = state.commit(tokens, np.full(len(z), size - 1))
-        meter.nfe += own
+        meter.target_calls += own
         meter.calls += own * (gained > 0)
         self.draft_calls += not own
         meter.tokens += gained
         if self.draft_calls and i + 1 == len(large.sides):
             self._measure()
         if self._on_step is not None:
-            self._on_step(state.step(meter.nfe + self.draft_calls))
+            self._on_step(state.step(meter.target_calls + self.draft_calls))
         return bool(state.is_running.any())
 
     def _measure(self) -> None:

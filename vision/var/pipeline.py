@@ -143,7 +143,7 @@ class VARPipeline(DiffusionPipeline):
             callback_on_step_end_tensor_inputs: The tensors that it gets; "tokens" is the only one.
 
         Returns:
-            An `ImageOutput` whose `tokens` are all maps int64 [B, L], the smallest first. `stats.nfe` counts calls of
+            An `ImageOutput` whose `tokens` are all maps int64 [B, L], the smallest first. `stats.target_calls` counts calls of
             the transformer, `stats.draft_calls` those of the draft transformer.
 
         Raises:

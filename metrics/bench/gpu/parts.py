@@ -281,8 +281,8 @@ def _decode(gpt: LlamaGenTransformer, tokens: int, recipe: str) -> Record:
         target = new_target(gpt, condition, gpt.unconditional(1), None, chosen.window)
         stats = run(target, chosen, Layout(tokens), [params], [0]).stats
         del target  # so that the next run takes over its graphs
-    parts = {part: seconds / stats.nfe for part, seconds in stats.seconds_by_part.items()}
-    return {"calls": stats.nfe, "seconds_per_call": stats.seconds / stats.nfe, "by_part": parts}
+    parts = {part: seconds / stats.target_calls for part, seconds in stats.seconds_by_part.items()}
+    return {"calls": stats.target_calls, "seconds_per_call": stats.seconds / stats.target_calls, "by_part": parts}
 
 
 def predicted(plan: Plan, device: torch.device) -> Iterator[Record]:

@@ -210,12 +210,12 @@ class PipelineSubject:
         if isinstance(self.pipe, SpeechPipeline):
             out = self.pipe([self.prompt] * rows, **given)
             parts = [torch.cat([part.flatten() for part in one.tokens]) for one in out]
-            return Made(torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), out.stats.nfe)
+            return Made(torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), out.stats.target_calls)
         if self.prompt.isdigit():
             out = self.pipe(class_labels=[int(self.prompt)] * rows, output_type="latent", **given)
         else:
             out = self.pipe([self.prompt] * rows, output_type="latent", **given)
-        return Made(out.tokens.flatten(1).cpu(), out.stats.nfe)
+        return Made(out.tokens.flatten(1).cpu(), out.stats.target_calls)
 
     def job(self, rows: int) -> GenerateJob | None:
         return None
