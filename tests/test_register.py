@@ -84,7 +84,7 @@ RECIPES_OF = {"drafter": "repeat:window=3", "recipe": "wide:window=4", "rule": "
 @pytest.fixture
 def everything() -> Iterator[None]:
     """All components, registered."""
-    found = [mmspec.register(kind, *component) for kind, component in COMPONENTS.items()]
+    found = [mmspec.register(kind, *component) for kind, component in COMPONENTS.items()]  # type: ignore[arg-type]
     yield
     for each in found:
         each.undo()

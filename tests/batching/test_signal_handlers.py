@@ -40,7 +40,9 @@ def set_handler() -> Iterator[Callable[[Any], None]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("handler", [stop, lambda *_: stop(), Method(), Method().stop], ids=str)
+@pytest.mark.parametrize(
+    "handler", [stop, lambda *_: stop(), Method(), Method().stop], ids=["function", "lambda", "object", "method"]
+)
 def test_errors_of_handlers_are_known(handler: Any, set_handler: Callable[[Any], None]) -> None:
     set_handler(handler)
     with pytest.raises(Stop) as found:

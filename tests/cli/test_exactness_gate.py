@@ -98,9 +98,9 @@ def sly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "sly-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: sly\nVersion: 1\n")
     (tmp_path / "sly-1.dist-info" / "entry_points.txt").write_text("[mmspec.rules]\nsly = sly_rule:SLY\n")
     monkeypatch.syspath_prepend(tmp_path)
-    registry.plugins.cache_clear()
+    registry.installed.cache_clear()
     yield
-    registry.plugins.cache_clear()
+    registry.installed.cache_clear()
 
 
 @pytest.mark.parametrize(
