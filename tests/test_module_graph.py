@@ -40,7 +40,7 @@ LAYERS = (
         "mmspec.setup_work",
         "mmspec.versions",
     ),
-    ("mmspec.documents", "mmspec.locks"),
+    ("mmspec.documents", "mmspec.locks", "mmspec.pipeline"),
     ("mmspec.kernels",),
     ("mmspec.sampling",),
     ("mmspec.codebook",),

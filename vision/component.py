@@ -20,20 +20,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from mmspec.errors import ModelError
+from mmspec.pipeline import Arguments
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 
 F = TypeVar("F", bound=Callable[..., None])
-
-
-class Arguments(dict[str, Any]):
-    """Arguments by key and by attribute, like the configuration of a diffusers model."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the configuration has no {name!r}") from None
 
 
 def stores_arguments(init: F) -> F:

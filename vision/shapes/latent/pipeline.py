@@ -20,6 +20,7 @@ from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
+from mmspec.pipeline import ModelPipeline
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import guidance_of_call
 from mmspec.sampling.seeds import row_seeds
@@ -34,7 +35,7 @@ from mmspec.vision.shapes.text_encoder import CaptionEncoder
 STEPS = 16
 
 
-class LatentShapes:
+class LatentShapes(ModelPipeline):
     """Generates images of captions by sampling latents; the result of `mmspec.load("shapes-latent")`.
 
     Args:
