@@ -30,6 +30,7 @@ from mmspec.batching.request import PreparedBatch, PreparedRequest, RowPrompt
 from mmspec.decoding.step import OnStep, Watch
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.keywords import check_options, refuse_unknown_keywords
+from mmspec.pipeline import Arguments, ModelPipeline
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
@@ -39,7 +40,7 @@ FIRST, EVERY = 12, 25  # frames in the first chunk of a stream, and in the later
 DEFAULT_BATCH = 8  # parts of texts that are decoded at a time
 
 
-class SpeechPipeline:
+class SpeechPipeline(ModelPipeline):
     """Generates audio from texts.
 
     Args:
@@ -88,13 +89,13 @@ class SpeechPipeline:
         return SpeechPipeline(self.adapter.with_reference_audio(ReferenceAudio(audio, sampling_rate, transcript)))
 
     @property
-    def config(self) -> Mapping[str, Any]:
-        """The defaults of a call."""
+    def config(self) -> Arguments:
+        """The defaults of a call, by key and by attribute."""
         s = self.adapter.sampling
-        return {
-            "temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "guidance_scale": s.guidance_scale,
-            "recipe": self.adapter.recipe,
-        }  # fmt: skip
+        return Arguments(
+            temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, guidance_scale=s.guidance_scale,
+            recipe=self.adapter.recipe,
+        )  # fmt: skip
 
     def prepare(
         self,

@@ -20,6 +20,23 @@ def check_callback(name: str, value: Any) -> None:
         raise ArgumentError(f"{name}={value!r} is not allowed; it must be a function, or None")
 
 
+def check_device(device: Any) -> None:
+    """Checks that a device can be used.
+
+    Raises:
+        ArgumentError: If it cannot be used.
+    """
+    import torch
+
+    if not isinstance(device, (str, torch.device)) or not str(device):
+        raise ArgumentError(f"device={device!r} is not allowed; use a name such as 'cpu' or 'cuda:0'")
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # backends that are not built in raise anything: assertions, ImportError
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ArgumentError(f"device={str(device)!r} cannot be used: {reason}") from error
+
+
 def check_flag(name: str, value: Any) -> None:
     """Checks that a value is True or False.
 

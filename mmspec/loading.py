@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import hub
-from mmspec.arguments import shown
+from mmspec.arguments import check_device, shown
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_mean, unknown_name
 from mmspec.hub.published import refuse_infinity, refuse_layout, refuse_original
 from mmspec.importing import resolve
@@ -101,23 +101,6 @@ def preferred_weights(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     from mmspec.audio.load import preferred_weights
 
     return preferred_weights(config)
-
-
-def check_device(device: Any) -> None:
-    """Checks that a device can be used.
-
-    Raises:
-        ArgumentError: If it cannot be used.
-    """
-    import torch
-
-    if not isinstance(device, (str, torch.device)) or not str(device):
-        raise ArgumentError(f"device={device!r} is not allowed; use a name such as 'cpu' or 'cuda:0'")
-    try:
-        torch.zeros(1, device=device).item()
-    except Exception as error:  # backends that are not built in raise anything: assertions, ImportError
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ArgumentError(f"device={str(device)!r} cannot be used: {reason}") from error
 
 
 def read_dtype(dtype: Any) -> Any:

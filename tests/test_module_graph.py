@@ -41,7 +41,7 @@ LAYERS = (
         "mmspec.setup_work",
         "mmspec.versions",
     ),
-    ("mmspec.locks",),
+    ("mmspec.locks", "mmspec.pipeline"),
     ("mmspec.media",),
     ("mmspec.kernels",),
     ("mmspec.sampling",),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.arguments import check_integer
 from mmspec.batching.call import CallEngine
 from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.decoding.stats import Stats
@@ -16,7 +17,8 @@ from mmspec.keywords import check_options
 from mmspec.recipes import Recipe
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
-from mmspec.vision.outputs import ImageOutput, check_output_type, memory_for
+from mmspec.vision.outputs import MAX_IMAGES, ImageOutput, check_output_type, memory_for
+from mmspec.vision.previews import MISSING
 
 
 def generate_tokens(
@@ -28,6 +30,7 @@ def generate_tokens(
     tensor_inputs: Sequence[str],
     tokens_of: Callable[[Step], Tensor],
     measure_entropy: bool = False,
+    batch_size: int | None = None,
 ) -> tuple[Tensor, Stats]:
     """The tokens [B, ...] of a call, those so far if its callback interrupts it; and its statistics.
 
@@ -40,18 +43,34 @@ def generate_tokens(
         tensor_inputs: `callback_on_step_end_tensor_inputs` of a call.
         tokens_of: The tokens of a step as the pipeline returns them, with -1 or NaN where they are missing.
         measure_entropy: As in a call.
+        batch_size: Rows to decode at a time, at most; None is all. Callbacks count anew for each batch.
 
     Raises:
-        ArgumentError: If the rows do not fit into memory, or a tensor or a callback's result is not allowed.
+        ArgumentError: If the rows do not fit into memory, or a batch size, a tensor or a callback's result is not
+            allowed.
     """
-    with memory_for(len(requests)), pipe.progress_bar(total=0) as bar:
+    if batch_size is not None:
+        check_integer("batch_size", batch_size, 1, MAX_IMAGES)
+    size = batch_size or len(requests)
+    found: list[Tensor] = []
+    total: Stats | None = None
+    with memory_for(size), pipe.progress_bar(total=0) as bar:
         watch = Watch(observer(pipe, bar, on_step, callback, tensor_inputs, tokens_of), measure_entropy)
-        engine = CallEngine(pipe, requests, recipe, len(requests), watch)
-        try:
-            results = engine.results()
-        except Interrupted as end:
-            return end.tokens, end.stats
-        return torch.cat([result.tokens for result in results]), engine.call_stats()
+        for first in range(0, len(requests), size):
+            batch = requests[first : first + size]
+            engine = CallEngine(pipe, batch, recipe, len(batch), watch)
+            try:
+                found += [result.tokens for result in engine.results()]
+                stats = engine.call_stats()
+            except Interrupted as end:
+                # Images of later batches are missing altogether.
+                rest = end.tokens[:1].expand(len(requests) - first - len(batch), *end.tokens.shape[1:])
+                missing = torch.nan if rest.is_floating_point() else MISSING
+                found += [end.tokens, torch.full_like(rest, missing)]
+                return torch.cat(found), end.stats if total is None else total.followed_by(end.stats)
+            total = stats if total is None else total.followed_by(stats)
+        assert total is not None, "a call has rows"
+        return torch.cat(found), total
 
 
 def read_options(options: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], int, str]:

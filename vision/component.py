@@ -21,20 +21,11 @@ from torch import nn
 from mmspec.documents import read_object
 from mmspec.errors import ModelError
 from mmspec.inputs import check_regular
+from mmspec.pipeline import Arguments
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 
 F = TypeVar("F", bound=Callable[..., None])
-
-
-class Arguments(dict[str, Any]):
-    """Arguments by key and by attribute, like the configuration of a diffusers model."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the configuration has no {name!r}") from None
 
 
 def stores_arguments(init: F) -> F:

@@ -120,6 +120,7 @@ class TransformersPipeline(DiffusionPipeline):
         typical_p: float | None = None,
         guidance_scale: float | None = None,
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
@@ -150,6 +151,7 @@ class TransformersPipeline(DiffusionPipeline):
                 takes the model's own.
             guidance_scale: Classifier-free guidance, 1 and below is off; None takes the pipeline's default.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
+            batch_size: Images to decode at a time, at most; None is all. The images do not depend on it.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent"; floats have the values of the 8-bit image.
             return_dict: False returns `(images,)`.
@@ -196,6 +198,7 @@ class TransformersPipeline(DiffusionPipeline):
             callback_on_step_end_tensor_inputs,
             partial(codes_so_far, self._adapter(), jobs[0]),
             measure_entropy,
+            batch_size,
         )
         images = self.decode(codes, height=height, width=width, output_type=output_type)
         self.maybe_free_model_hooks()

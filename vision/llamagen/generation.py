@@ -127,6 +127,7 @@ class LlamaGenGenerator:
         guidance_scale: float | None = None,
         cfg_interval: int = -1,
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
@@ -155,6 +156,7 @@ class LlamaGenGenerator:
             guidance_scale: Classifier-free guidance, 1 and below is off; None takes the pipeline's default.
             cfg_interval: As in the original: only the first `cfg_interval + 2` tokens are guided; -1 guides all.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
+            batch_size: Images to decode at a time, at most; None is all. The images do not depend on it.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
@@ -192,6 +194,7 @@ class LlamaGenGenerator:
             callback_on_step_end_tensor_inputs,
             lambda step: self._complete(self.transformer.in_raster_order(step.tokens)),
             measure_entropy,
+            batch_size,
         )
         images = self.decode(tokens, output_type=output_type)
         self._finish_call()

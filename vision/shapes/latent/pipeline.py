@@ -23,6 +23,7 @@ from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
+from mmspec.pipeline import ModelPipeline
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
@@ -58,7 +59,7 @@ class LatentTarget(LlamaGenTarget):
         return isinstance(other, LatentTarget) and other._settings == self._settings and super().can_join(other)
 
 
-class LatentShapes:
+class LatentShapes(ModelPipeline):
     """Generates images of captions by sampling latents; the result of `mmspec.load("shapes-latent")`.
 
     Args:

@@ -1,0 +1,90 @@
+"""What pipelines that are not of diffusers have in common with those that are: a device, and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.arguments import check_device
+from mmspec.errors import ArgumentError
+
+
+class Arguments(dict[str, Any]):
+    """Arguments by key and by attribute, like the configuration of a diffusers model."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the configuration has no {name!r}") from None
+
+
+class ModelPipeline:
+    """A pipeline whose attributes hold its modules, at any depth."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(_weights(self)).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the floating-point weights of the model."""
+        return next(each.dtype for each in _weights(self) if each.is_floating_point())
+
+    def to(self, device: str | torch.device) -> Self:
+        """Moves the pipeline to a device; returns the pipeline itself.
+
+        Args:
+            device: Such as "cuda".
+
+        Raises:
+            ArgumentError: If it is no device, or cannot be used.
+        """
+        check_device(device)
+        move(self, torch.device(device))
+        return self
+
+    def save_pretrained(self, save_directory: Any = None) -> None:
+        """Refused: these pipelines are loaded from the files that their models were published in."""
+        raise ArgumentError(
+            f"save_pretrained is not possible for a {type(self).__name__}: keep the files that mmspec.load read it from"
+        )
+
+
+def move(owner: object, device: torch.device) -> None:
+    """Moves the modules and tensors that an object of mmspec holds, at any depth, to a device."""
+    seen: set[int] = set()
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, nn.Module | Tensor):
+            return value.to(device)
+        if isinstance(value, dict):
+            value.update({key: moved(each) for key, each in value.items()})
+        elif isinstance(value, list):
+            value[:] = [moved(each) for each in value]
+        elif _is_own(value) and id(value) not in seen:
+            seen.add(id(value))
+            for name, each in vars(value).items():
+                object.__setattr__(value, name, moved(each))
+        return value
+
+    moved(owner)
+
+
+def _weights(owner: object) -> Iterator[Tensor]:
+    """The weights of the modules that an object holds, the first attribute first."""
+    values = owner.values() if isinstance(owner, dict) else vars(owner).values()
+    for value in values:
+        if isinstance(value, nn.Module):
+            yield from chain(value.parameters(), value.buffers())
+        elif isinstance(value, dict) or _is_own(value):
+            yield from _weights(value)
+
+
+def _is_own(value: object) -> bool:
+    return type(value).__module__.startswith("mmspec.") and hasattr(value, "__dict__") and not isinstance(value, type)
