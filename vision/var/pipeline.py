@@ -143,8 +143,8 @@ class VARPipeline(DiffusionPipeline):
             callback_on_step_end_tensor_inputs: The tensors that it gets; "tokens" is the only one.
 
         Returns:
-            An `ImageOutput` whose `tokens` are all maps int64 [B, L], the smallest first. `stats.target_calls` counts calls of
-            the transformer, `stats.draft_calls` those of the draft transformer.
+            An `ImageOutput` whose `tokens` are all maps int64 [B, L], the smallest first. `stats.target_calls` counts
+            calls of the transformer, `stats.draft_calls` those of the draft transformer.
 
         Raises:
             PromptError: If a prompt is not a number.
