@@ -20,8 +20,7 @@ from torch import Tensor
 
 from mmspec.decoding.closed_batch import ClosedBatch
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
+from mmspec.decoding.step import UNWATCHED, Step, Watch
 from mmspec.errors import ArgumentError
 
 Ints = NDArray[np.int64]
@@ -70,9 +69,6 @@ class MaskedBatch(ClosedBatch):
         seeds: One per row.
         watch: What to show; the tokens of a `Step` are whole rows, with -1 at masked places.
 
-    Attributes:
-        read: The number of states that the model has read, in all rows.
-
     Raises:
         ArgumentError: If `ahead` is below 1.
     """
@@ -82,7 +78,7 @@ class MaskedBatch(ClosedBatch):
             raise ArgumentError(f"ahead={ahead} is not allowed; it must be 1 or more states per call")
         self._tokens = tokens = process.start()
         super().__init__(seeds, Layout(tokens.shape[1]), tokens.device, watch)
-        self._process, self._ahead, self.read = process, ahead, 0
+        self._process, self._ahead = process, ahead
         self._steps = np.zeros(len(tokens), dtype=np.int64)
         self._filled = (~process.missing(tokens)).sum(1).cpu().numpy()
         self._drafts: list[list[Tensor]] = [[] for _ in tokens]
@@ -110,7 +106,6 @@ class MaskedBatch(ClosedBatch):
             step[row] += right + 1
             first += slots
         self._tokens = tokens = known
-        self.read += len(rows)
         meter.clock.lap("rule")
         self._drafts = _drafts(process, running, tokens, logits[last], step, self._ahead)
         meter.clock.lap("drafter")
@@ -126,26 +121,6 @@ class MaskedBatch(ClosedBatch):
             so_far = tokens.masked_fill(missing, -1)
             self._on_step(Step(meter.target_calls, int(now.sum()), tokens.numel(), list(so_far)))
         return bool(self.state.is_running.any())
-
-
-def decode_masked(
-    process: MaskedProcess, meter: Meter, ahead: int = 1, on_step: OnStep | None = None
-) -> tuple[Tensor, int]:
-    """Runs all steps of all rows; see `MaskedBatch`.
-
-    Args:
-        process: The model and its schedule.
-        meter: Counts calls, tokens and seconds.
-        ahead: States of each row in a call.
-        on_step: Called after every call.
-
-    Returns:
-        Tokens int64 [B, N], and the number of states that the model read, in all rows.
-    """
-    batch = MaskedBatch(process, ahead, range(meter.rows), Watch(on_step))
-    batch.meter = meter
-    batch.run()
-    return batch.state.result().clone(), batch.read
 
 
 def _unfinished(process: MaskedProcess, tokens: Tensor) -> NDArray[np.bool_]:

@@ -80,7 +80,7 @@ class Unmasking:
 
 
 class AmusedProcess:
-    """A batch of prompts for `mmspec.masked.loop.decode_masked`.
+    """A batch of prompts for `mmspec.masked.loop.MaskedBatch`.
 
     Args:
         model: A `UVit2DModel` of diffusers.
