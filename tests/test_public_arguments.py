@@ -17,9 +17,10 @@ from tiny_llamagen import T as SLOTS
 from tiny_llamagen import tiny
 
 import mmspec
+from mmspec.arguments import check_device
 from mmspec.audio.spoken.model import load as load_spoken
 from mmspec.errors import ArgumentError, MMSpecError, shorten
-from mmspec.loading import check_device, read_dtype
+from mmspec.loading import read_dtype
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds

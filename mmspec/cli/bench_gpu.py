@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
+from mmspec.arguments import check_device
 from mmspec.cli.options import Json
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.files import check_writable
 from mmspec.folders import replacing_inside
-from mmspec.loading import check_device
 
 SCHEMA_VERSION = 1
 RECORD, PAGE = "gpu.json", "gpu.html"

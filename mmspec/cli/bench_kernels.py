@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from mmspec import limits
+from mmspec.arguments import check_device
 from mmspec.cli.memory import bounded_memory
 from mmspec.cli.options import Device, Json
 from mmspec.errors import unknown_name
 from mmspec.files import STDOUT, check_writable, replacing
-from mmspec.loading import check_device
 
 SCHEMA_VERSION = 1
 DTYPES = ("float32", "float16", "bfloat16")

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from mmspec.arguments import check_device
 from mmspec.cli.memory import bounded_memory
 from mmspec.files import check_writable, replacing
-from mmspec.loading import check_device
 
 SCHEMA_VERSION = 1
 WINDOW = 16

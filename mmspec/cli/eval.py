@@ -169,9 +169,9 @@ def evaluate(
         print(plan(resolved, int(os.environ.get("WORLD_SIZE", "1"))))
         return
 
+    from mmspec.arguments import check_device
     from mmspec.distributed import local_device, process_group
     from mmspec.fingerprint import fingerprint
-    from mmspec.loading import check_device
     from mmspec.metrics.environment import environment
     from mmspec.metrics.evaluation.evaluate import check, measure_samples, prepare
     from mmspec.metrics.evaluation.results import record_of, table, write_results

@@ -79,7 +79,7 @@ def measure(
     names = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))
     if not names:
         raise ArgumentError("--metrics: no metric named; see `mmspec eval --help`")
-    from mmspec.loading import check_device
+    from mmspec.arguments import check_device
 
     check_device(device)
     disable_loading_bars()

@@ -40,7 +40,7 @@ def load_generator(
     """
     chosen = dtype_of(model, dtype, device)
     if model == "shapes" and tokenizer is None and config is None:
-        from mmspec.loading import check_device
+        from mmspec.arguments import check_device
         from mmspec.vision.shapes.generator import load
 
         check_device(device)

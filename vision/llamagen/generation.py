@@ -25,13 +25,13 @@ from mmspec.documents import read_object
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.head import Head
 from mmspec.keywords import check_options, refuse_unknown_keywords
+from mmspec.pipeline import Arguments
 from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens
-from mmspec.vision.component import Arguments
 from mmspec.vision.llamagen.codes import decode_tokens, read_codebook
 from mmspec.vision.llamagen.components import check_codes, smaller
 from mmspec.vision.llamagen.conditioning import (

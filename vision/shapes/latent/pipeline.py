@@ -23,13 +23,12 @@ from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
-from mmspec.pipeline import ModelPipeline
+from mmspec.pipeline import Arguments, ModelPipeline
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
-from mmspec.vision.component import Arguments
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
 from mmspec.vision.previews import check_latents, complete_latents, grey_where_missing
