@@ -20,16 +20,12 @@ PLAIN = parse("plain")
 def jobs(name: str, pipe: Any, text: str) -> Iterator[Any]:
     """Reads a text, and prepares what is decoded, some parts at a time."""
     if name in IMAGES:
-        call = {"seed": 0, "output_type": "latent", **SIZES.get(name, {})}
-        if hasattr(pipe, "read_request"):
-            yield pipe.read_request(text, call, PLAIN)
-        else:
-            yield pipe(text, steps=1, **call)
+        yield pipe.read_request(text, {"seed": 0, "output_type": "latent", **SIZES.get(name, {})}, PLAIN)
         return
     adapter, parts = pipe.adapter, pipe.read(text, None).parts
     assert len(parts)
     for i in range(0, min(len(parts), 8), 4):
-        yield adapter.job(parts[i : i + 4], PLAIN, [adapter.sampling] * len(parts[i : i + 4]))
+        yield adapter.prepare_rows(parts[i : i + 4], PLAIN, [adapter.sampling] * len(parts[i : i + 4]))
 
 
 def outcome(name: str, pipe: Any, text: str) -> str | None:
