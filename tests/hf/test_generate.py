@@ -238,7 +238,7 @@ def test_arguments_that_do_not_fit_the_model_are_refused(model: Any) -> None:
     with pytest.raises(ModelError, match="draft_model has a vocabulary of 9 ids, the model one of 20"):
         small.generate(**start, max_new_tokens=16, recipe="draft", draft_model=tiny.imagegpt(colours=9))
     with pytest.raises(ArgumentError, match="mmspec has no adapter for Unknown; it has them for JanusFor"):
-        generate(Unknown(), IDS, [], [], None)
+        generate(Unknown(), IDS, [], [], small.generation_config)
     with pytest.raises(ArgumentError, match="pixel_values is not supported by mmspec for GlmImageForCond"):
         generate_from_image(tiny.glm())
     janus = tiny.janus()
