@@ -43,8 +43,6 @@ def test_a_pipeline_is_saved_or_says_why_not(named: tuple[str, Any], tmp_path: P
 
 def test_a_configuration_is_read_by_key_and_by_attribute(named: tuple[str, Any]) -> None:
     name, pipe = named
-    if name == "shapes-latent":
-        pytest.skip("has no configuration yet")
     for key in ("temperature", "guidance_scale", "recipe"):
         assert pipe.config[key] == getattr(pipe.config, key)
     with pytest.raises(AttributeError):

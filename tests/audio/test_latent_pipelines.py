@@ -194,10 +194,8 @@ def test_long_scripts_are_split_and_keep_their_voices(monkeypatch: pytest.Monkey
     found = bare(["hello big . world again", "hello"], seed=1, guidance_scale=1.0)
     assert [row.tokens for row in found.stats.rows] == [4, 3, 3]
     assert [row.truncated for row in found.stats.rows] == [True, False, True]
-    assert (
-        found[0].notes == ["truncated: part 1 of 2 ('hello big .') reached its limit of 4 tokens before its end"]
-        and found[1].truncated
-    )
+    cut = "truncated: part 1 of 2 ('hello big .') reached its limit of 4 tokens before its end"
+    assert cut in found[0].notes and found[1].truncated
     np.testing.assert_allclose(bare("hello", seed=2, guidance_scale=1.0).tokens[0], found[1].tokens[0][:3], atol=1e-4)
     latents = torch.randn(3, bare.adapter.codes(found[0].tokens[0]).shape[0])
     tokens = torch.cat([latents, torch.full((3, 1), 4.0)], dim=1)  # three frames of audio

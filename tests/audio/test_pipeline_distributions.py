@@ -143,7 +143,7 @@ def test_bark(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def pad(model: Any, coarse: Tensor, *others: Any) -> Tensor:
         return torch.nn.functional.pad(coarse, (0, 2))
 
-    monkeypatch.setattr("mmspec.audio.models.bark.speech.generate_fine", pad)  # takes its rows one by one
+    monkeypatch.setattr("mmspec.audio.models.bark.stages.generate_fine", pad)  # takes its rows one by one
     model = tiny_speech.bark(spread=0.1, codes=CODES)
     settings = published.read("bark", "generation_config")
     ours = model.generation_config

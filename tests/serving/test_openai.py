@@ -275,7 +275,7 @@ def test_reference_audio_if_allowed(tmp_path: Path) -> None:
             assert answer(accepted) == "this model does not accept reference audio"
         for url in (f"{media}/../secret.wav", f"{media}/link.wav", f"{media}/none.wav", "file:///etc/passwd", media):
             assert answer(url) == outside
-        assert "not base64" in answer("AAA!") and "cannot read the recording" in answer("AAAA")
+        assert "not base64" in answer("AAA!") and "not a readable recording" in answer("AAAA")
         assert "scheme 'http'" in answer("http://localhost/voice.wav")
         assert answer("//[") == "ref_audio is not a URL, nor base64"
 

@@ -517,6 +517,7 @@ def test_classes_without_an_adapter_are_refused(tmp_path: Path) -> None:
 
 def test_a_plug_in_brings_its_own_image_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
+    monkeypatch.setattr("mmspec.vision.hf.registry.is_plugin", lambda model: True)
     monkeypatch.setattr("mmspec.vision.hf.registry.adapter_of", lambda model: SimpleNamespace())
     with pytest.raises(ArgumentError, match="Linear has an adapter for model.generate.*, but none for prompts and im"):
         mmspec.load(model)

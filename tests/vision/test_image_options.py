@@ -62,6 +62,7 @@ RIGHT = {
     "callback_on_step_end_tensor_inputs": "[]",
     "steps": "None 5 np.int",
     "head_steps": "None 5 np.int",
+    "batch_size": "None 5 np.int",
     "ahead": "np.int",
     "refresh": "np.int",
     "confidence": "0 tiny",
