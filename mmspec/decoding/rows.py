@@ -120,7 +120,7 @@ def join_rows(part: Any, other: Any, row_ids: Sequence[int], state: BatchState, 
     _call(part, "before_join", other, state, other_state)
     rows = len(state.ids)
     for name, value in _values(part):
-        new = getattr(other, name, None)
+        new: Any = getattr(other, name, None)
         assert (value is None) == (new is None), f"{type(part).__name__}.{name}: `before_join` makes it in both"
         if isinstance(value, Tensor):
             if len(value):
@@ -148,7 +148,7 @@ def can_join(part: Any, other: Any) -> bool:
     if type(part) is not type(other):
         return False
     for name, value in _values(part):
-        new = getattr(other, name, None)
+        new: Any = getattr(other, name, None)
         if isinstance(value, Tensor | np.ndarray | list | KVCache | JoinableSampler) or value is None:
             continue
         if hasattr(value, "can_join"):
