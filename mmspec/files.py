@@ -44,12 +44,19 @@ def replacing(path: Path) -> Iterator[Path]:
                 _send(partial, target)
             return
         target.parent.mkdir(exist_ok=True)
-        partial = temporary_path(target)
-        try:
+        with swapped_in(target) as partial:
             yield partial
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def swapped_in(target: Path) -> Iterator[Path]:
+    """Yields a temporary path beside `target`; if the block succeeds, its file takes that name, else it is deleted."""
+    partial = temporary_path(target)
+    try:
+        yield partial
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import BinaryIO
 
 from mmspec.errors import ArgumentError
-from mmspec.files import temporary_path, writing
+from mmspec.files import swapped_in, writing
 from mmspec.inputs import refuse_special
 
 
@@ -34,13 +34,8 @@ def replacing_inside(folder: Path, name: str | PurePath) -> Iterator[Path]:
     path = PurePath(name)
     with writing(folder / path):
         folder.mkdir(exist_ok=True)
-        target = make_folder(folder, path.parent) / path.name
-        partial = temporary_path(target)
-        try:
+        with swapped_in(make_folder(folder, path.parent) / path.name) as partial:
             yield partial
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def inside(folder: Path, name: str | PurePath) -> Path:

@@ -78,14 +78,6 @@ class FrameBatch:
         """The statistics so far."""
         return self.meter.stats(self.draft_calls, self.state.truncated)
 
-    def run(self) -> None:
-        """Decodes until every row is finished."""
-        with torch.inference_mode():
-            running = self.start()
-            while running:
-                running = self.step()
-        self.meter.clock.lap("other")
-
     def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:
         """Sets the policy of the next frames.
 

@@ -13,6 +13,7 @@ from mmspec.audio.depth.frame_windows import NO_HEADS, PreparedFrameWindows, fra
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Watch
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 
@@ -81,7 +82,7 @@ def decode_frames(
     windows = {} if adaptive_windows is None else adaptive_windows
     prepared = _prepared(model, recipe, spec, len(seeds), draft, windows, ahead, heads)
     batch = prepared.batch(prepared.recipe or recipe, seeds, Watch(on_step).converted(prepared.tokens))
-    batch.run()
+    decode_to_end(batch)
     found = [batch.state.tokens(row) for row in range(len(seeds))]
     rows = found if prepared.tokens is None else [prepared.tokens(row) for row in found]
     return DecodedFrames(pad_sequence(rows, batch_first=True, padding_value=spec.pad), batch.stats())

@@ -20,6 +20,7 @@ import torch
 from diffusers import UVit2DModel
 from torch.nn import functional as F
 
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.masked.filter import Watch, train_filter
 from mmspec.masked.keeping import Credit, Keeper, NearSure
 from mmspec.masked.loop import MaskedBatch
@@ -134,7 +135,7 @@ def measure(count: int) -> None:
         seeds = range(first, first + count)
         process = AmusedProcess(model, pooled, text, MICRO, 1.0, (SIDE, SIDE), unmasking, seeds, keep)
         batch = MaskedBatch(process, ahead, seeds)
-        batch.run()
+        decode_to_end(batch)
         return batch.state.result(), float(batch.meter.calls.mean())
 
     watch = Watch()

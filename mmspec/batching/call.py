@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
-from mmspec.batching.engine import MOST_ROWS, Engine
+from mmspec.batching.engine import Engine
 from mmspec.batching.group import Group, Row
 from mmspec.batching.request import PreparedRequest, RequestOutput
 from mmspec.decoding.stats import RowStats, Stats
@@ -35,7 +34,8 @@ class CallEngine(Engine):
         watch: Watch,
         streams: bool = False,
     ) -> None:
-        super().__init__(pipe, recipe, max_rows=min(max_rows, MOST_ROWS), max_waiting=max(len(requests), 1))
+        super().__init__(pipe, recipe, max_waiting=max(len(requests), 1))
+        self.max_rows = self._max_prefill = max_rows  # a call may have more rows than an engine
         self._watch, self._shared, self._streams = watch, False, streams
         self._stats: Stats | None = None  # of the batches that have ended
         self._rows: list[Row] = []  # of all requests, in order
@@ -74,7 +74,7 @@ class CallEngine(Engine):
     def call_stats(self) -> Stats:
         """The statistics of the whole call."""
         assert self._stats is not None, "a batch has ended"
-        return of_rows(self._stats, [row.stats for row in self._rows if row.stats is not None])
+        return self._stats.over([row.stats for row in self._rows if row.stats is not None])
 
     def _fail(self, rows: Sequence[Row], error: Exception) -> NoReturn:
         raise error
@@ -83,23 +83,3 @@ class CallEngine(Engine):
         super()._drop(group)
         stats = group.batch.stats()
         self._stats = stats if self._stats is None else self._stats.followed_by(stats)
-
-
-def of_rows(stats: Stats, rows: Sequence[RowStats]) -> Stats:
-    """Statistics of batches, with the counts of these rows."""
-    tokens, calls = sum(row.tokens for row in rows), sum(row.calls for row in rows)
-
-    def per_token(values: Sequence[float | None]) -> float | None:
-        if any(value is None for value in values):
-            return None
-        return sum((value or 0.0) * row.tokens for value, row in zip(values, rows, strict=True)) / max(tokens, 1)
-
-    return replace(
-        stats,
-        tokens=tokens,
-        tokens_per_call=tokens / max(calls, 1),
-        tv_bound=per_token([row.tv_bound for row in rows]) or 0.0,
-        entropy=per_token([row.entropy for row in rows]),
-        nll=per_token([row.nll for row in rows]),
-        rows=list(rows),
-    )

@@ -490,8 +490,6 @@ def _rows(group: Group) -> list[Row]:
 
 def _stats(rows: Sequence[RowStats], progress: Progress) -> Stats:
     """The statistics of a request. Acceptance and the parts of the seconds are those of the whole engine."""
-    calls, tokens = sum(row.calls for row in rows), sum(row.tokens for row in rows)
-    bound = sum(row.tv_bound * row.tokens for row in rows) / max(tokens, 1)
     seconds = 0.0 if progress.started is None else time.perf_counter() - progress.started
     parts = dict.fromkeys(PARTS, 0.0) | {"other": seconds}
-    return Stats(calls, tokens, tokens / max(calls, 1), [], 0, seconds, parts, 0, bound, rows=list(rows))
+    return Stats(sum(row.calls for row in rows), 0, 0.0, [], 0, seconds, parts, 0).over(rows)

@@ -15,6 +15,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep, Watch
 from mmspec.decoding.target import Target
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -61,5 +62,5 @@ def run(
     check_flag("measure_entropy", measure_entropy)
     prepared = PreparedRows(target, layout, samplings, resources)
     batch = prepared.batch(recipe, seeds, Watch(on_step, measure_entropy))
-    batch.run()
+    decode_to_end(batch)
     return Decoded(batch.state.result().clone(), batch.stats())

@@ -19,6 +19,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
 from mmspec.decoding.target import Target
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.registry import rules
@@ -114,7 +115,7 @@ def run_latents(
         ArgumentError: If the recipe is for discrete tokens, or needs a resource that the model does not have.
     """
     batch = PreparedLatents(target, head, layout, resources).batch(recipe, seeds, Watch(on_step))
-    batch.run()
+    decode_to_end(batch)
     stats = batch.stats()
     assert isinstance(stats, LatentStats)
     return Latents(batch.state.result().clone(), stats)

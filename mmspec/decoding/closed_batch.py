@@ -46,13 +46,6 @@ class ClosedBatch(ABC):
         """Makes the first call; returns whether any row is running."""
         return self.step()
 
-    def run(self) -> None:
-        """Decodes until every row is finished."""
-        with torch.inference_mode():
-            while self.step():
-                pass
-        self.meter.clock.lap("other")
-
     def stats(self) -> Stats:
         """The statistics so far."""
         return self.meter.stats(self.draft_calls)

@@ -1,6 +1,6 @@
 """The draft-and-verify loop, which every recipe and every kind of token runs through.
 
-A `RunningBatch` takes one window at a time; its `run` goes on to the end.
+A `RunningBatch` takes one window at a time; `mmspec.decoding.to_end` goes on to the end.
 """
 
 from __future__ import annotations
@@ -172,14 +172,6 @@ class RunningBatch:
         """Reads the prompts and samples the first tokens of each row; returns whether any row is running."""
         plain = min(self._most_steps, self.state.layout.length)
         return self._steps(plain if self.drafter is None else self.first_tokens)
-
-    def run(self) -> None:
-        """Decodes until every row is finished."""
-        with torch.inference_mode():
-            running = self.start()
-            while running:
-                running = self.step()
-        self.meter.clock.lap("other")
 
     def step(self) -> bool:
         """Decodes one window, or the single steps that the policy takes instead; returns whether any row is running."""

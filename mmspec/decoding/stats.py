@@ -117,6 +117,25 @@ class Stats:
             tested=tested,
         )
 
+    def over(self, rows: Sequence[RowStats]) -> Self:
+        """The same statistics, with the tokens, bounds and entropies of these rows in place of those so far."""
+        tokens, calls = sum(row.tokens for row in rows), sum(row.calls for row in rows)
+
+        def per_token(values: Sequence[float | None]) -> float | None:
+            if any(value is None for value in values):
+                return None
+            return sum((value or 0.0) * row.tokens for value, row in zip(values, rows, strict=True)) / max(tokens, 1)
+
+        return replace(
+            self,
+            tokens=tokens,
+            tokens_per_call=tokens / max(calls, 1),
+            tv_bound=per_token([row.tv_bound for row in rows]) or 0.0,
+            entropy=per_token([row.entropy for row in rows]),
+            nll=per_token([row.nll for row in rows]),
+            rows=list(rows),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values; `nfe` is `target_calls` by its old name."""
         return {**asdict(self), "nfe": self.target_calls}

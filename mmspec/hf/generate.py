@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -332,6 +332,35 @@ class GenerateJob:
             adaptive_windows=adaptive_windows_of(self.model),
             heads=known,
         )
+
+
+def captured_job(call: Callable[[Callable[..., Tensor]], Any]) -> GenerateJob:
+    """What a call of `generate` asks for, without a call of the model.
+
+    Args:
+        call: Calls the model's `generate` with this argument as `custom_generate`.
+
+    Raises:
+        ArgumentError: As `prepare`.
+        PromptError: As `prepare`.
+    """
+    jobs: list[GenerateJob] = []
+
+    def capture(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **inputs: Any,
+    ) -> Tensor:
+        jobs.append(prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs))
+        return input_ids
+
+    with torch.no_grad():
+        call(capture)
+    (job,) = jobs
+    return job
 
 
 def prepare(

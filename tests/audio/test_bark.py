@@ -16,7 +16,7 @@ from transformers.models.bark.generation_configuration_bark import (
 
 import mmspec
 from mmspec.errors import ArgumentError
-from mmspec.hf.generate import prepare
+from mmspec.hf.generate import captured_job
 from mmspec.testing.adapters import check_windows
 from mmspec.testing.exactness import noise_floor
 
@@ -73,21 +73,9 @@ def test_windows_match_single_tokens() -> None:
     model = tiny.bark()
 
     def make_semantic(batch_size: int, window: int) -> Any:
-        captured = []
-
-        def capture(
-            model: Any,
-            input_ids: Tensor,
-            logits_processor: Any,
-            stopping_criteria: Any,
-            generation_config: Any,
-            **i: Any,
-        ) -> Any:
-            captured.append(prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, i))
-            return input_ids
-
-        semantic(model, TEXT[:1].expand(batch_size, -1), custom_generate=capture, min_eos_p=0.5)
-        return captured[0].target(captured[0].plan, window)
+        texts = TEXT[:1].expand(batch_size, -1)
+        job = captured_job(lambda capture: semantic(model, texts, custom_generate=capture, min_eos_p=0.5))
+        return job.target(job.plan, window)
 
     assert check_windows(make_semantic, 14) < 1e-4
 

@@ -158,7 +158,7 @@ def test_each_stage_samples_with_its_own_parameters(monkeypatch: pytest.MonkeyPa
         seen[type(model).__name__.removeprefix("Bark").removesuffix("Model")] = p
         return prepare(model, input_ids, processors, criteria, config, inputs)
 
-    monkeypatch.setattr("mmspec.audio.models.bark.stages.prepare", spy)
+    monkeypatch.setattr("mmspec.hf.generate.prepare", spy)
 
     def of(semantic: dict[str, Any], coarse: dict[str, Any], **how: Any) -> tuple[SamplingParams, SamplingParams]:
         for part, own in ((config.semantic_config, semantic), (config.coarse_acoustics_config, coarse)):

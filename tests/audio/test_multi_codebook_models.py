@@ -23,6 +23,7 @@ from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.decoding.window_policy import FixedWindow
 from mmspec.errors import ArgumentError, MMSpecError, ModelError
 from mmspec.hf.request import GenerateRequest
@@ -280,7 +281,7 @@ def test_target_calls_of_a_draft_of_known_quality(name: str, window: int) -> Non
     oracle = Oracle(made[0], wrong, plan.vocab_size)
     with torch.inference_mode():
         target = plan.target(window, plan.guided)
-        RunningBatch(target, oracle, ratio, sampler, rows, FixedWindow(window), meter).run()
+        decode_to_end(RunningBatch(target, oracle, ratio, sampler, rows, FixedWindow(window), meter))
     assert torch.equal(rows.result(), made) and meter.target_calls == calls
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.stats import Stats
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.masked.loop import Ints, MaskedBatch
 from mmspec.sampling.rng import CounterRNG
 
@@ -52,7 +53,7 @@ class TableProcess:
 
 def decode(process: TableProcess, ahead: int = 1) -> tuple[Tensor, Stats]:
     batch = MaskedBatch(process, ahead, process.seeds)
-    batch.run()
+    decode_to_end(batch)
     return batch.state.result(), batch.stats()
 
 

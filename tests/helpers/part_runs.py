@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -19,6 +20,6 @@ def decode_rows(
     with torch.inference_mode():
         prepared = adapter.prepare_rows(parts, recipe, [sampling] * len(parts))
     batch = prepared.batch(prepared.recipe or recipe, seeds)
-    batch.run()
+    decode_to_end(batch)
     found: Tensor = batch.state.result()
     return found if prepared.tokens is None else torch.stack([prepared.tokens(row) for row in found])

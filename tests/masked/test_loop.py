@@ -14,6 +14,7 @@ from masked_table import LIMIT, ROWS, N, TableProcess, decode, distance
 from torch import Tensor
 
 from mmspec.decoding.step import Step, Watch
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import ArgumentError
 from mmspec.masked.loop import Ints, MaskedBatch
 
@@ -75,7 +76,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 def test_steps_are_reported_with_what_is_missing() -> None:
     seen: list[Step] = []
-    MaskedBatch(TableProcess(range(3), N), 1, range(3), Watch(seen.append)).run()
+    decode_to_end(MaskedBatch(TableProcess(range(3), N), 1, range(3), Watch(seen.append)))
     assert [step.target_calls for step in seen] == [1, 2, 3, 4] and [step.committed for step in seen] == [3, 6, 9, 12]
     assert [int((torch.stack(list(step.tokens)) < 0).sum()) for step in seen] == [9, 6, 3, 0]
 

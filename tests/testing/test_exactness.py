@@ -30,6 +30,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.jacobi import Jacobi
@@ -190,7 +191,7 @@ def test_plain_decoding_equals_the_loop_with_window_1() -> None:
     drafter = Jacobi(InitDrafter(repeat_left), None, 4)
     sampler = TokenSampler(sampling, None, target.device)
     policy = mmspec.decoding.window_policy.FixedWindow(1)
-    mmspec.decoding.loop.RunningBatch(target, drafter, ratio, sampler, state, policy, meter).run()
+    decode_to_end(mmspec.decoding.loop.RunningBatch(target, drafter, ratio, sampler, state, policy, meter))
     assert torch.equal(state.result(), decode("plain", [1, 2, 3], sampling))
 
 

@@ -324,3 +324,13 @@ def test_lora_adapters_on_llamagen(tmp_path: Path) -> None:
     assert torch.equal(other(**call).tokens, styled)
     pipe.transformer.disable_lora()
     assert torch.equal(pipe(**call).tokens, plain)
+
+
+def test_a_call_may_have_more_rows_than_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.batching.engine.MOST_ROWS", 16)
+    pipe, steps = llamagen(), list[Any]()
+    call: dict[str, Any] = {"class_labels": [1] * 17, "seed": 0, "output_type": "latent", "recipe": "scd:window=4"}
+    out = pipe(**call, on_step=steps.append)
+    assert {len(step.tokens) for step in steps} == {17} and len(out.stats.rows) == 17
+    assert [step.target_calls for step in steps] == list(range(1, len(steps) + 1))
+    assert torch.equal(out.tokens[16:], pipe(**call | {"class_labels": 1, "seed": 16}).tokens)

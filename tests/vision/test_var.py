@@ -16,6 +16,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.cli.app import main
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import sample
@@ -53,7 +54,7 @@ def test_plain_decoding_gives_the_tokens_of_the_original() -> None:
     settings = MapSettings(config["cfg"], len(config["patch_nums"]))
     with torch.no_grad():
         batch = MapBatch(model, None, tokenizer, e["labels"], sampling, settings, seeds)
-        batch.run()
+        decode_to_end(batch)
         tokens, stats = batch.state.result().clone(), batch.stats()
         torch.testing.assert_close(tokenizer.latents(tokens), e["f_hat"], atol=1e-5, rtol=1e-5)
         # One pass over the whole sequence gives the distributions of the map-by-map passes: no distance to itself.

@@ -23,7 +23,7 @@ from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import load_head, load_heads, save_heads
 from mmspec.heads.head import Head
-from mmspec.hf.generate import GenerateJob, prepare, salted
+from mmspec.hf.generate import GenerateJob, captured_job, salted
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, on_device, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
@@ -179,24 +179,21 @@ class TransformersPipeline(DiffusionPipeline):
         sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         given = read_prompts(prompt)
         negatives = read_negative_prompts(negative_prompt, len(given))
-        prompts = [text for text in given for _ in range(num_images_per_prompt)]
-        if negatives is not None:
-            negatives = [text for text in negatives for _ in range(num_images_per_prompt)]
         chosen = on_device(self.config.recipe, self.model.device.type) if recipe is None else parse(recipe)
-        seeds = row_seeds(seed, len(prompts), generator)
+        seeds = row_seeds(seed, len(given) * num_images_per_prompt, generator)
         guided = sampling.guidance_scale != 1
-        texts = [(text, None if negatives is None else [negatives[i]]) for i, text in enumerate(prompts)]
+        texts = [(text, None if negatives is None else [negatives[i]]) for i, text in enumerate(given)]
         images = [ImageRequest([text], guided, negative, height, width) for text, negative in texts]
-        jobs = [self._image_job(image) for image in images]
-        rows = zip(images, jobs, seeds, strict=True)
+        read = [(image, self._image_job(image)) for image in images]
+        rows = [pair for pair in read for _ in range(num_images_per_prompt)]
         codes, stats = generate_tokens(
             self,
-            [self._request(image, job, sampling, own_seed, "latent") for image, job, own_seed in rows],
+            [self._request(*row, sampling, own_seed, "latent") for row, own_seed in zip(rows, seeds, strict=True)],
             chosen,
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            partial(codes_so_far, self._adapter(), jobs[0]),
+            partial(codes_so_far, self._adapter(), rows[0][1]),
             measure_entropy,
             batch_size,
         )
@@ -392,22 +389,12 @@ class TransformersPipeline(DiffusionPipeline):
         image_job = self._image_job(request)
         device = input_device(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in image_job.arguments.items()}
-        jobs: list[GenerateJob] = []
-
-        def capture(
-            model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, **given: Any
-        ) -> Tensor:
-            config = given.pop("generation_config")
-            jobs.append(prepare(model, input_ids, logits_processor, stopping_criteria, config, given))
-            return input_ids
-
-        with torch.no_grad():
-            settings = sampling_arguments(sampling)
-            GenerationMixin.generate(
-                self.model, **arguments, **settings, max_new_tokens=image_job.length, custom_generate=capture
+        arguments |= sampling_arguments(sampling)
+        return captured_job(
+            lambda capture: GenerationMixin.generate(
+                self.model, **arguments, max_new_tokens=image_job.length, custom_generate=capture
             )
-        (job,) = jobs
-        return job
+        )
 
     def new_small(self) -> Any:
         """Raises an error: mmspec trains no small transformers models.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from mmspec.decoding.closed_batch import ClosedBatch
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.step import Step, Watch
 from mmspec.errors import ArgumentError
-from mmspec.hf.generate import GenerateJob, prepare, salted
+from mmspec.hf.generate import GenerateJob, captured_job, salted
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 
@@ -122,14 +121,16 @@ class BarkBatch(ClosedBatch):
     def _semantic_job(self) -> GenerateJob:
         """The first stage. Its prompt consists of the model's own embeddings, which no draft model can read."""
         device = self._model.device
-        return _job_of(
-            self._model.semantic.generate,
-            torch.cat([part.ids for part in self._parts]).to(device),
-            semantic_generation_config=self._semantic,
-            history_prompt=self._history,
-            attention_mask=torch.cat([part.mask for part in self._parts]).to(device),
-            min_eos_p=self._model.generation_config.semantic_config.get("min_eos_p", MIN_EOS_P),
-            **self._sampled(self._model.generation_config.semantic_config),
+        return captured_job(
+            lambda capture: self._model.semantic.generate(
+                torch.cat([part.ids for part in self._parts]).to(device),
+                semantic_generation_config=self._semantic,
+                history_prompt=self._history,
+                attention_mask=torch.cat([part.mask for part in self._parts]).to(device),
+                min_eos_p=self._model.generation_config.semantic_config.get("min_eos_p", MIN_EOS_P),
+                **self._sampled(self._model.generation_config.semantic_config),
+                custom_generate=capture,
+            )
         )
 
     def _coarse_codes(self, semantic: Tensor, length: int) -> Generator[None, None, Tensor]:
@@ -146,23 +147,32 @@ class BarkBatch(ClosedBatch):
         )
         words, known, room = torch.hstack([before, words]), codes.shape[1], config.max_coarse_input_length
         mark = torch.full((len(words), 1), config.coarse_infer_token, device=words.device)
-        sampled = self._sampled(self._model.generation_config.coarse_acoustics_config)
         for start in range(0, length, config.sliding_window_len):
             reached = before.shape[1] + round(start / self._ratio)
             read = words[:, max(reached - math.floor(config.max_coarse_history / self._ratio), 0) :][:, :room]
             read = F.pad(read, (0, room - read.shape[1]), value=config.coarse_semantic_pad_token)
             prompt = torch.hstack([read, mark, codes[:, -config.max_coarse_history :]])
-            alternating = AlternatingCodebooksLogitsProcessor(prompt.shape[1], self._semantic.semantic_vocab_size, size)
-            job = _job_of(
-                partial(GenerationMixin.generate, model),
-                prompt,
-                logits_processor=[alternating],
-                max_new_tokens=min(config.sliding_window_len, length - start),
-                generation_config=config,
-                **sampled,
-            )
+            job = self._coarse_job(prompt, min(config.sliding_window_len, length - start))
             codes = torch.hstack([codes, (yield from self._decoded(job))])
         return (codes[:, known:].long() - self._semantic.semantic_vocab_size) % size
+
+    def _coarse_job(self, prompt: Tensor, length: int) -> GenerateJob:
+        """A window of the second stage."""
+        config = self._model.generation_config
+        alternating = AlternatingCodebooksLogitsProcessor(
+            prompt.shape[1], self._semantic.semantic_vocab_size, config.codebook_size
+        )
+        return captured_job(
+            lambda capture: GenerationMixin.generate(
+                self._model.coarse_acoustics,
+                prompt,
+                logits_processor=[alternating],
+                max_new_tokens=length,
+                generation_config=self._coarse,
+                **self._sampled(config.coarse_acoustics_config),
+                custom_generate=capture,
+            )
+        )
 
     def _decoded(self, job: GenerateJob) -> Generator[None, None, Tensor]:
         """The ids int64 [B, n] of a stage, one target call after the other."""
@@ -218,25 +228,6 @@ def stage_defaults(config: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters of a stage, by its part of the generation config."""
     own = {name: config.get(name) for name in ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p")}
     return checkpoint_sampling(GenerationConfig(**own), ORIGINAL)
-
-
-def _job_of(generate: Callable[..., Any], *args: Any, **arguments: Any) -> GenerateJob:
-    """What a call of a stage's `generate` asks for, without a call of the model."""
-    jobs: list[GenerateJob] = []
-
-    def capture(
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **inputs: Any,
-    ) -> Tensor:
-        jobs.append(prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs))
-        return input_ids
-
-    generate(*args, **arguments, custom_generate=capture)
-    return jobs[0]
 
 
 def _padded(tokens: Tensor, length: int) -> Tensor:

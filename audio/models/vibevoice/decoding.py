@@ -28,6 +28,7 @@ from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Watch
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
@@ -274,7 +275,7 @@ def converse(
         model, inputs, chosen, [max_tokens] * rows, draft_model, guidance_scale, num_diffusion_steps, sample_voice
     )
     batch = prepared.batch(chosen, seeds, Watch(on_step))
-    batch.run()
+    decode_to_end(batch)
     tokens, stats = [batch.state.tokens(row) for row in range(rows)], batch.stats()
     assert isinstance(stats, LatentStats)
     codec = VibeVoiceCodec(model)

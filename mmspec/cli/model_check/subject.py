@@ -16,7 +16,7 @@ from mmspec.batching.request import PreparedRows
 from mmspec.decoding.step import Step
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError
-from mmspec.hf.generate import GenerateJob, generate, prepare
+from mmspec.hf.generate import GenerateJob, captured_job, generate
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.image_adapter import Components
@@ -143,20 +143,11 @@ class GenerateSubject:
     def job(self, rows: int) -> GenerateJob | None:
         if not self.single_ids:
             return None
-        jobs: list[GenerateJob] = []
-
-        def capture(
-            model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, **given: Any
-        ) -> Tensor:
-            config = given.pop("generation_config")
-            jobs.append(prepare(model, input_ids, logits_processor, stopping_criteria, config, given))
-            return input_ids
-
-        with torch.no_grad():
-            GenerationMixin.generate(
+        return captured_job(
+            lambda capture: GenerationMixin.generate(
                 self.model, **self.inputs(rows), **self._settings(greedy=True), custom_generate=capture
             )
-        return jobs[0]
+        )
 
     def target(self, rows: int, slack: int) -> tuple[Target, int] | None:
         job = self.job(rows)
