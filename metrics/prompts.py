@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
-from mmspec.media.text import prompt_lines, read_text
+from mmspec.inputs import read_text
+from mmspec.media.text import prompt_lines
 
 BUILTIN = (
     "a red circle above a blue square",
@@ -87,12 +88,7 @@ def read_prompts(source: str, limit: int | None = None, builtin: Sequence[str] =
     """
     if source == "builtin":
         return list(builtin[:limit])
-    try:
-        prompts = [line for _, line in prompt_lines(StringIO(read_text(Path(source), "--prompts")))]
-    except ArgumentError:
-        raise
-    except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character
-        raise ArgumentError(f"--prompts: cannot read '{source}': {error}") from error
+    prompts = [line for _, line in prompt_lines(StringIO(read_text(Path(source), "--prompts")))]
     if not prompts:
         raise ArgumentError(f"--prompts: '{source}' holds no prompt")
     for prompt in prompts[:limit]:

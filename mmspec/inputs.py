@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -95,14 +97,20 @@ def read_bytes(path: Path, argument: str) -> bytes:
     return content
 
 
+def encoding_of(start: bytes) -> str:
+    """The encoding of a text by its first two bytes: UTF-16 if they are its byte order mark, else UTF-8."""
+    return "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
 def read_text(path: Path, argument: str) -> str:
-    """The text of a regular file of at most `limits.FILE_BYTES`, in UTF-8 with or without a byte order mark.
+    r"""The text of a regular file of at most `limits.FILE_BYTES`, with \n at the ends of lines.
 
     Raises:
-        ArgumentError: As `read_bytes`, and if the file is not UTF-8.
+        ArgumentError: As `read_bytes`, and if the file is not UTF-8, or UTF-16 with a byte order mark.
     """
+    content = read_bytes(path, argument)
     try:
-        return read_bytes(path, argument).decode("utf-8-sig")
+        return io.StringIO(content.decode(encoding_of(content[:2])), newline=None).read()
     except UnicodeDecodeError as error:
         raise ArgumentError(f"{argument}: '{path}' is not UTF-8: {error}") from None
 

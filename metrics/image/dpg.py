@@ -16,7 +16,7 @@ import numpy as np
 
 from mmspec.documents import one_line
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.media.text import read_text
+from mmspec.inputs import read_text
 from mmspec.metrics.extractors.questions import VisualQuestions
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import MeanMetric, SampleBatch

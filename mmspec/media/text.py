@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from mmspec import limits
-from mmspec.inputs import open_regular
+from mmspec.inputs import encoding_of, open_regular
 
 _MARK = "\ufeff"
 
@@ -23,28 +21,8 @@ def open_text(path: Path) -> Iterator[TextIO]:
         OSError: If it cannot be opened.
         UnicodeDecodeError: In the block, if it is in another encoding.
     """
-    with open_regular(path) as file:
-        wide = file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        with TextIOWrapper(file, encoding="utf-16" if wide else "utf-8-sig") as text:
-            yield text
-
-
-def read_text(path: Path, argument: str) -> str:
-    r"""A whole text file, with \n at the ends of lines.
-
-    Args:
-        path: The file.
-        argument: What the user named, for messages.
-
-    Raises:
-        ArgumentError: If it has more characters than `limits.FILE_BYTES`.
-        OSError: If it cannot be read.
-        UnicodeDecodeError: If it is in another encoding.
-    """
-    with open_text(path) as file:
-        content = file.read(limits.FILE_BYTES.value + 1)
-    limits.FILE_BYTES.check(f"{argument}: '{path}'", len(content))
-    return content
+    with open_regular(path) as file, TextIOWrapper(file, encoding=encoding_of(file.peek(2)[:2])) as text:
+        yield text
 
 
 def lines_of(text: Iterable[str]) -> Iterator[tuple[int, str]]:

@@ -8,7 +8,8 @@ from io import StringIO
 from pathlib import Path
 
 from mmspec.errors import ArgumentError
-from mmspec.media.text import lines_of, read_text
+from mmspec.inputs import read_text
+from mmspec.media.text import lines_of
 
 KEYS = "MMSPEC_API_KEYS"  # the environment variable
 SHORTEST_KEY = 8
@@ -55,11 +56,7 @@ def read_api_keys(file: Path | None) -> tuple[str, ...]:
     """
     keys = os.environ.get(KEYS, "").split(",")
     if file is not None:
-        try:
-            lines = [line for _, line in lines_of(StringIO(read_text(file, "--api-key-file")))]
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ArgumentError(f"--api-key-file: cannot read '{file}': {reason}") from None
+        lines = [line for _, line in lines_of(StringIO(read_text(file, "--api-key-file")))]
         if not lines:
             raise ArgumentError(f"--api-key-file: '{file}' has no keys; write one per line")
         keys += lines

@@ -24,8 +24,9 @@ from typing import Any
 from mmspec import limits
 from mmspec.documents import parse_json, read_json
 from mmspec.errors import ArgumentError
+from mmspec.inputs import read_text
 from mmspec.media.listing import list_files
-from mmspec.media.text import lines_of, read_text
+from mmspec.media.text import lines_of
 from mmspec.metrics.evaluation.suites.suite import PromptFile, Suite
 from mmspec.metrics.prompts import read_prompts
 
@@ -54,7 +55,7 @@ def suite_prompts(suite: Suite, source: str | None, limit: int | None = None) ->
         return read_prompts(str(path), limit)
     try:
         found = [" ".join(text.split()) for text in _texts(path, form)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, csv.Error) as error:
         raise ArgumentError(f"--prompts: cannot read '{path}': {error}") from error
     prompts = list(dict.fromkeys(text for text in found if text))
     if not prompts:
