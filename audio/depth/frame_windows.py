@@ -42,7 +42,6 @@ from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device, part, upload
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rejection import log_probs
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 
@@ -272,12 +271,16 @@ class FrameTarget:
 
     def _log_probs(self, logits: Logits, sampler: TokenSampler, more: int = 0) -> Tensor:
         """Log-probabilities; the loop has one set of sampling parameters, but first tokens and codes have their own."""
-        return log_probs(probs(logits, sampler), more)
+        return sampler.ops.log_probs(sampler(logits, _no_positions(logits)), more)
 
 
 def probs(logits: Logits, sampler: TokenSampler) -> Tensor:
     """Probabilities float32 [B, W, V] of logits."""
-    return sampler(logits, np.zeros(logits.cond.shape[:2], dtype=np.int64))
+    return sampler.probs(logits, _no_positions(logits))
+
+
+def _no_positions(logits: Logits) -> NDArray[np.int64]:
+    return np.zeros(logits.cond.shape[:2], dtype=np.int64)
 
 
 @dataclass(frozen=True)

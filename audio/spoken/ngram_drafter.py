@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mmspec.audio.spoken.config import CODES
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.decoding.batch import BatchState
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
@@ -179,8 +180,8 @@ class TextNGramDrafter:
                     line[j] = 2 * codes if phone == end and token >= codes else token
                 third, second, left = second, code, line[j]
         drafted = torch.tensor(tokens, device=state.device)
-        q = torch.zeros_like(draft.q).scatter_(2, drafted[..., None], 1.0)
+        q = torch.zeros_like(dense(draft.q)).scatter_(2, drafted[..., None], 1.0)
         if reused.any():
             old = torch.from_numpy(np.arange(count) < reused[:, None]).to(state.device)
-            q = torch.where(old[..., None], draft.q, q)
+            q = torch.where(old[..., None], dense(draft.q), q)
         return Draft(drafted, q)

@@ -90,13 +90,13 @@ def bench_kernels(
     def task(kernels: str) -> Callable[[], object]:
         with _kernels(kernels):
             q = sampler(previous, positions[:, :window])
-            tokens = sample(q, rng.window(positions[:, :window], 0)[RESAMPLE])
+            tokens = sampler.ops.sample(q, rng.window(positions[:, :window], 0)[RESAMPLE])
 
         def once() -> object:
             with _kernels(kernels):
                 randoms = rng.window(positions, 1)
                 verdict = sampler.verify(sampler(logits, positions), Draft(tokens, q), ratio, randoms)
-                return sample(verdict.p, randoms[RESAMPLE])
+                return sampler.ops.sample(verdict.p, randoms[RESAMPLE])
 
         return once
 

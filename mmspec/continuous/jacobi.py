@@ -11,6 +11,7 @@ from mmspec.continuous.sampler import LatentSampler, normals
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.errors import ArgumentError
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
 
@@ -48,7 +49,7 @@ class LatentJacobi:
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         self._offset = verdict.accepted + 1
-        self._tokens, self._q = self._resample(verdict, draws), verdict.p  # q := p
+        self._tokens, self._q = self._resample(verdict, draws), dense(verdict.p)  # q := p
 
     def before_join(self, other: LatentJacobi, state: BatchState, other_state: BatchState) -> None:
         """See `mmspec.decoding.rows.HoldsRows`. Windows that end together get one width, with zeros in front."""
@@ -85,7 +86,7 @@ class LatentJacobi:
         if self._coupling == "maximal":
             return verdict.tokens
         if self._coupling == "gumbel":
-            return self._sampler.sample_from_normals(verdict.p, self._sampler.fixed_normals(draws.positions))
+            return self._sampler.sample_from_normals(dense(verdict.p), self._sampler.fixed_normals(draws.positions))
         return self._sampler.sample(verdict.p, draws)
 
     def _new_dists(self, state: BatchState, positions: NDArray[np.int64]) -> Tensor:

@@ -23,6 +23,8 @@ from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.ops import TORCH
+from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_last_rows
@@ -185,6 +187,7 @@ class LatentSampler:
     """
 
     counts_all_rows = True  # in `counter`; so finished rows are dropped at once
+    ops = TORCH  # no kernel knows its distributions
 
     def __init__(self, head: LatentHead, noise: CounterRNG, rule: LatentRule, length: int) -> None:
         rule.dim = head.dim
@@ -247,14 +250,14 @@ class LatentSampler:
         dist = Gaussian.unpack(p, self.head.dim)
         return torch.cat([self.rule.sample(dist, normal), dist.marks], dim=-1)
 
-    def sample(self, p: Tensor, draws: WindowRNG, stream: int = RESAMPLE) -> Tensor:
-        return self.sample_from_normals(p, normals(draws, stream, self.head.dim))
+    def sample(self, p: Probs, draws: WindowRNG, stream: int = RESAMPLE) -> Tensor:
+        return self.sample_from_normals(dense(p), normals(draws, stream, self.head.dim))
 
     def fixed_normals(self, positions: NDArray[np.int64]) -> Tensor:
         """Standard normal values [B, W, D] for `sample_from_normals` that are the same in every iteration."""
         return self._noise.normals(positions, self.head.dim, last=True)
 
-    def verify(self, p: Tensor, draft: Draft, rule: Accept, draws: WindowRNG) -> Verdict:
+    def verify(self, p: Probs, draft: Draft, rule: Accept, draws: WindowRNG) -> Verdict:
         """Tests drafts. The tokens after the first rejected one are coupled to the drafts of their slots.
 
         Marks are always those of the target. A draft with another mark ends the window, since the slots after it have
@@ -262,11 +265,12 @@ class LatentSampler:
         """
         if rule is not self.rule:
             raise ArgumentError("rule is not the rule of the sampler; both must be the same object")
-        m, dim = p.shape[1] - 1, self.head.dim
+        p, drafted, dim = dense(p), dense(draft.q), self.head.dim
+        m = p.shape[1] - 1
         tokens = self.sample(p, draws)
         if m == 0:
             return Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, draft)
-        target, q = Gaussian.unpack(p, dim).first(m), Gaussian.unpack(draft.q, dim)
+        target, q = Gaussian.unpack(p, dim).first(m), Gaussian.unpack(drafted, dim)
         x, marks = draft.tokens[..., :dim], draft.tokens[..., dim:]
         accept_prob = self.rule.accept_prob(target, q, x)
         passed = draws[ACCEPT][:, :m] < accept_prob

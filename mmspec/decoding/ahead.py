@@ -24,6 +24,7 @@ from mmspec.kernels.backend import choose
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
@@ -124,11 +125,11 @@ class PendingTokens(Protocol):
 class SamplesAhead(Protocol):
     """A sampler whose tokens and verdicts can be used on the device before the host reads them."""
 
-    def sample_ahead(self, p: Tensor, rng: WindowRNG) -> PendingTokens | None:
+    def sample_ahead(self, p: Probs, rng: WindowRNG) -> PendingTokens | None:
         """As `mmspec.sampling.sampler.Sampler.sample`; None if only that can sample from `p`."""
         ...
 
-    def verify_ahead(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
+    def verify_ahead(self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
         """As `mmspec.sampling.sampler.Sampler.verify`; None if only that can verify windows of this kind."""
         ...
 

@@ -17,6 +17,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.open_window import RECENT, OpenWindow, split_numbers
 from mmspec.decoding.step import Step, TokensSoFar
 from mmspec.sampling.mirrored import mirrored, on_device, overwrite, upload
+from mmspec.sampling.ops import ops_on
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.tree import Tree, TreeNumbers
@@ -41,6 +42,7 @@ class BatchState:
         length: Host int64 [B], the number of tokens of each row.
         is_running: Host bool [B], False for rows that have finished.
         rng: The random numbers of the rows.
+        ops: What is done with the probabilities of its windows, by kernels or in torch.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class BatchState:
         count = len(seeds)
         self.layout = layout
         self.device = device
+        self.ops = ops_on(device)
         self.rng = CounterRNG(seeds, device)
         self.ids = np.arange(count)
         self._lengths = np.zeros(count, dtype=np.int64)

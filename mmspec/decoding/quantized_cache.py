@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mmspec.decoding.gear import Gear
 from mmspec.errors import ArgumentError
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rows import put_rows
 
 _BITS: ContextVar[int | None] = ContextVar("bits of new KV caches", default=None)
@@ -175,9 +176,9 @@ def cache_distance(
 
     def probs() -> Tensor:
         target = make()
-        first = sampler(target.prefill(), np.zeros((len(tokens), 1), dtype=np.int64))
+        first = dense(sampler(target.prefill(), np.zeros((len(tokens), 1), dtype=np.int64)))
         positions = np.tile(np.arange(1, tokens.shape[1]), (len(tokens), 1))
-        later = sampler(target.forward(tokens[:, :-1], np.zeros(len(tokens), dtype=np.int64)), positions)
+        later = dense(sampler(target.forward(tokens[:, :-1], np.zeros(len(tokens), dtype=np.int64)), positions))
         return torch.cat([first, later], dim=1)
 
     with torch.inference_mode():

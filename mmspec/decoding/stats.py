@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rows import put_host_rows
 from mmspec.sampling.tree_rejection import Outcome
 
@@ -268,7 +269,7 @@ class Meter:
             self._measure(p, verdict.tokens, np.arange(p.shape[1]) < gained[:, None], ids)
 
     def count_plain(
-        self, p: Tensor, tokens: Tensor, ids: NDArray[np.int64], is_running: NDArray[np.bool_] | None = None
+        self, p: Probs, tokens: Tensor, ids: NDArray[np.int64], is_running: NDArray[np.bool_] | None = None
     ) -> None:
         """Records one target call without drafts.
 
@@ -328,7 +329,7 @@ class Meter:
         for name in ("tokens", "calls", "excess", "bits", "surprise"):
             getattr(self, name)[:] += getattr(other, name)
 
-    def _measure(self, p: Tensor, tokens: Tensor, emitted: NDArray[np.bool_], ids: NDArray[np.int64]) -> None:
+    def _measure(self, p: Probs, tokens: Tensor, emitted: NDArray[np.bool_], ids: NDArray[np.int64]) -> None:
         """Adds entropy and negative log-probability of the emitted tokens.
 
         Args:
@@ -338,6 +339,7 @@ class Meter:
             ids: Host int64 [B], the indices of the rows in the request.
         """
         counts = torch.from_numpy(emitted).to(p.device)
+        p = dense(p)
         bits = torch.special.entr(p).flatten(2).sum(-1) / np.log(2)
         self.bits[ids] += (bits * counts).sum(1).cpu().double().numpy()
         if tokens.is_floating_point() or p.dim() != tokens.dim() + 1:

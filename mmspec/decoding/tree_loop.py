@@ -14,13 +14,22 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import Target, TreeTarget, bind_features
 from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.ops import TorchOps
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
 from mmspec.sampling.sampler import Sampler
 from mmspec.sampling.tree import TreeDraft
 from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
 
-# Verifies a tree: (p, draft, rule, uniform numbers by node, uniform numbers by depth) -> verdict.
-TreeVerification = Callable[[Tensor, TreeDraft, Accept, Tensor, Tensor], TreeVerdict]
+# Verifies a tree: (ops, p, draft, rule, uniform numbers by node, uniform numbers by depth) -> verdict.
+TreeVerification = Callable[[TorchOps, Probs, TreeDraft, Accept, Tensor, Tensor], TreeVerdict]
+
+
+def verify_tree(
+    ops: TorchOps, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
+) -> TreeVerdict:
+    """Tests siblings in turn, each against the residual of the ones before it; a `TreeVerification`."""
+    return ops.verify_tree(p, draft, rule, accept_u, resample_u)
 
 
 class TreeDrafter(Protocol):
@@ -88,7 +97,7 @@ def decode_tree(
     meter.clock.lap("target")
     p = sampler(logits, numbers.after)
     uniforms = numbers.of_nodes(ACCEPT), numbers.of_depths(RESAMPLE)
-    verdict = drafter.verify(p, draft, bind_features(rule, target, len(state.ids)), *uniforms)
+    verdict = drafter.verify(state.ops, p, draft, bind_features(rule, target, len(state.ids)), *uniforms)
     meter.clock.lap("rule")
     target.settle(at, verdict.path)
     meter.clock.lap("target")

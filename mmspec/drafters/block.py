@@ -21,6 +21,7 @@ from mmspec.heads.block import BlockHead
 from mmspec.heads.draft_vocabulary import expand
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import on_device, part
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome, along_path
@@ -104,7 +105,7 @@ class BlockRunner:
         """Sets the window of the next pass; see `mmspec.drafters.draft_runner.BlockwiseRunner`."""
         self._revealed = tokens, reused
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         if not self._started:
             self._start()
         self._read_context(state)
@@ -113,7 +114,7 @@ class BlockRunner:
         depth = np.zeros((len(state.ids), 1), dtype=np.int64)
         return self._sampler.root(state, self._corrected(state.last(), depth, depth - 1))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         entries = np.arange(first, first + tokens.shape[1])
         depth = np.broadcast_to(tree.depth[:, entries], tokens.shape)
         parents = np.broadcast_to(tree.parents[:, entries - 1], tokens.shape)
@@ -124,7 +125,7 @@ class BlockRunner:
             here = slice(i, i + step)
             logits = self._corrected(tokens[:, here], depth[:, here], parents[:, here])
             found.append(self._sampler.nodes(state, tokens[:, here], tree, first + i, logits))
-        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        return found[0] if len(found) == 1 else state.ops.cat(found)
 
     @property
     def _recurrent(self) -> bool:

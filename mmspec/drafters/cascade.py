@@ -19,7 +19,8 @@ from mmspec.drafters.draft_model import ModelDrafter, draft_sampling
 from mmspec.drafters.init_drafter import InitDrafter, token_init
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.short_cache import part_of_target
-from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio
+from mmspec.sampling.probs import dense
+from mmspec.sampling.rejection import Draft, Verdict, ratio
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
 
@@ -76,7 +77,7 @@ class CascadeDrafter:
             # A later round writes the slots after the resampled token again; those past `count` are not used.
             running = torch.from_numpy(fork.is_running).to(q.device)[:, None, None]
             index = torch.from_numpy(slots).to(q.device)
-            q[rows, index] = torch.where(running, verdict.p, q[rows, index])
+            q[rows, index] = torch.where(running, dense(verdict.p), q[rows, index])
             fork.commit(verdict.tokens, verdict.accepted)
             rounds += 1
         tokens = fork.at(begin[:, None] + np.arange(count))
@@ -85,7 +86,7 @@ class CascadeDrafter:
         # Positions past the end of the sequence are not drafted; any token serves there.
         past = begin[:, None] + np.arange(count) >= fork.length[:, None]
         tokens = torch.where(torch.from_numpy(past).to(tokens.device), state.last(), tokens)
-        return Draft(tokens, point_mass(q[:, :count], tokens, 0, past))
+        return Draft(tokens, state.ops.point_mass(q[:, :count], tokens, 0, past))
 
 
 def build(context: DraftingContext) -> CascadeDrafter:

@@ -15,7 +15,8 @@ from mmspec.drafters.draft_runner import BlockwiseRunner, DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.sampling.mirrored import copied
-from mmspec.sampling.rejection import Draft, sample_draft
+from mmspec.sampling.probs import Probs, dense
+from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree
 
@@ -44,13 +45,13 @@ class ChainDrafter(RunnerDrafter):
 
     def _sample(
         self, state: BatchState, draft: Draft | None, reused: NDArray[np.int64], count: int, draws: WindowRNG
-    ) -> tuple[list[Tensor], Tensor]:
+    ) -> tuple[list[Tensor], Probs]:
         """`count` drafts per row, in parts int64 [B, n], and their distributions.
 
         The first `reused` ones (host int64 [B]) are those of `draft`.
         """
         chain, u, first = self._chain(count), draws[DRAFT], int(reused.min())
-        tokens, probs = list[Tensor](), list[Tensor]()
+        tokens, probs = list[Tensor](), list[Probs]()
         if isinstance(self._runner, BlockwiseRunner):
             known = state.last().expand(-1, count) if draft is None else draft.tokens
             self._runner.reveal(known, reused)
@@ -61,15 +62,15 @@ class ChainDrafter(RunnerDrafter):
         for i in range(first, count):
             if i > first:
                 q = self._runner.nodes(state, tokens[-1], chain, i)
-            x, x_probs = sample_draft(q, u[:, i : i + 1]), q
+            x, x_probs = state.ops.sample_draft(q, u[:, i : i + 1]), q
             if draft is not None and (is_reused := reused > i).any():
                 # Rows that reuse more drafts than others: the runner reads these like sampled ones.
                 keep = copied(torch.from_numpy(is_reused[:, None]), x.device)
                 x = torch.where(keep, draft.tokens[:, i : i + 1], x)
-                x_probs = torch.where(keep[..., None], draft.q[:, i : i + 1], q)
+                x_probs = torch.where(keep[..., None], dense(draft.q[:, i : i + 1]), dense(q))
             tokens.append(x)
             probs.append(x_probs)
-        return tokens, torch.cat(probs, dim=1)
+        return tokens, state.ops.cat(probs)
 
 
 def build(context: DraftingContext) -> ChainDrafter:

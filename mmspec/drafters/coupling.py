@@ -19,7 +19,6 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.errors import ArgumentError
-from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
 
@@ -28,7 +27,7 @@ Coupling = Callable[[Verdict, BatchState, WindowRNG], Tensor]
 
 def fresh(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
     """Samples every slot from p, independently of its draft (speculative Jacobi decoding, arXiv 2410.01699)."""
-    return couple_fresh(verdict.p, verdict, draws[RESAMPLE])
+    return state.ops.couple_fresh(verdict.p, verdict, draws[RESAMPLE])
 
 
 def maximal(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
@@ -36,12 +35,12 @@ def maximal(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
 
     This is a maximal coupling: no other keeps a draft token with a higher probability.
     """
-    return couple_maximally(verdict.p, verdict, draws[ACCEPT], draws[RESAMPLE])
+    return state.ops.couple_maximally(verdict.p, verdict, draws[ACCEPT], draws[RESAMPLE])
 
 
 def gumbel(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
     """Samples every slot by the Gumbel-max trick with noise that is fixed per position (arXiv 2510.24211)."""
-    return couple_by_noise(verdict.p, state.rng, draws.positions)
+    return state.ops.couple_by_noise(verdict.p, state.rng, draws.positions)
 
 
 COUPLINGS: dict[str, Coupling] = {"fresh": fresh, "maximal": maximal, "gumbel": gumbel}

@@ -23,6 +23,7 @@ from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import part
 from mmspec.sampling.params import SamplingParams, change_each
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.sampler import Sampler
@@ -92,17 +93,19 @@ class ModelDrafter:
         assert draft is not None
         return draft
 
-    def probs_after(self, tokens: Tensor, unread: NDArray[np.int64], here: NDArray[np.int64]) -> Tensor:
-        """The distribution after the last of given tokens, [B, 1, V].
+    def sample_after(self, tokens: Tensor, unread: NDArray[np.int64], here: NDArray[np.int64], u: Tensor) -> Tensor:
+        """A sample after the last of given tokens, int64 [B, 1]. Whether there is one is checked with its drafts.
 
         Args:
             tokens: int64 [B, n], the tokens that the model has not read.
             unread: Host int64 [B, n], their positions.
             here: Host int64 [B, 1], the position after them.
+            u: float32 [B, 1], the random number of the sample.
         """
         self.calls += 1
         newest = np.full(len(unread), unread.shape[1] - 1)
-        return self._sampler(forward_slot(self._model, tokens, part(unread, np.s_[:, 0]), newest), here)
+        q = self._sampler(forward_slot(self._model, tokens, part(unread, np.s_[:, 0]), newest), here)
+        return self._sampler.ops.sample_draft(q, u)
 
     @property
     def drafts_ahead(self) -> bool:
@@ -138,7 +141,7 @@ class ModelDrafter:
         `read` is as `forward_slot` of the model, or returns None if it cannot read.
         """
         at, step = part(unread, np.s_[:, 0]), tokens
-        drafted, probs = [step[:, -1:]], list[Tensor]()
+        drafted, probs = [step[:, -1:]], list[Probs]()
         for i in range(count):
             logits = read(step, at, slot)
             if logits is None:
@@ -150,7 +153,7 @@ class ModelDrafter:
             drafted.append(step)
             probs.append(q)
         window = torch.cat(drafted, dim=1)
-        return Draft(window[:, 1:], torch.cat(probs, dim=1), window)
+        return Draft(window[:, 1:], self._sampler.ops.cat(probs), window)
 
 
 def _slot_ahead(model: Target, tokens: Tensor, at: NDArray[np.int64], slot: NDArray[np.int64]) -> Logits | None:

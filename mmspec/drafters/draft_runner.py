@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
 
@@ -25,11 +26,11 @@ class DraftRunner(Protocol):
         """Calls of the runner's own network."""
         ...
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         """Starts a new tree; returns the distribution after the last token of each row, float32 [B, 1, V]."""
         ...
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         """Reads the nodes `first` to `first + W - 1`; returns the distribution after each, float32 [B, W, V].
 
         Nodes are read in order: all nodes before `first` have been read by earlier calls.

@@ -27,6 +27,7 @@ from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.mtp import MTPHead
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import mirrored, on_device, part, upload
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome, along_path
@@ -118,7 +119,7 @@ class EagleRunner:
         """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         arrays, self._arrays = self._arrays, None
         if arrays is None:
             arrays = upload(self.root_arrays(state), state.device)
@@ -131,10 +132,10 @@ class EagleRunner:
         self._predicted = self._at(predicted, place)
         return self._sampler.root(state, self._logits(self._predicted))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         if not tree.has_known_parents:  # such trees are read level by level
             return self._level(state, tokens, tree, first)
-        probs, end, begin = list[Tensor](), first + tokens.shape[1], first
+        probs, end, begin = list[Probs](), first + tokens.shape[1], first
         while first < end:
             # A node is read with its parent's predicted feature, so that its children need a later call.
             stop = first + 1
@@ -142,9 +143,9 @@ class EagleRunner:
                 stop += 1
             probs.append(self._level(state, tokens[:, first - begin : stop - begin], tree, first))
             first = stop
-        return probs[0] if len(probs) == 1 else torch.cat(probs, dim=1)
+        return probs[0] if len(probs) == 1 else state.ops.cat(probs)
 
-    def _level(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def _level(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         """As `nodes`, for nodes whose parents have all been read."""
         last, prefix = first + tokens.shape[1], self._head.prefix
         entries = np.arange(first, last)

@@ -14,6 +14,7 @@ from mmspec.drafters.first_tokens import FirstTokens
 from mmspec.errors import ModelError
 from mmspec.heads.frame import FrameHead
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -45,7 +46,7 @@ class FrameRunner:
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         pass
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         head, size = self._head, self._head.codebooks
         last = state.length - 1
         frame = last // size
@@ -67,9 +68,9 @@ class FrameRunner:
         self.calls += 1
         return self._probs(state, np.zeros((len(last), 1), dtype=np.int64))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         depth = np.broadcast_to(tree.depth[:, first : first + tokens.shape[1]], tokens.shape)
-        probs = list[Tensor]()
+        probs = list[Probs]()
         for i in range(tokens.shape[1]):
             if self._firsts is not None:
                 self._firsts.note(tokens[:, i], self._book == 0)
@@ -78,7 +79,7 @@ class FrameRunner:
             self._book = self._book + 1
             self._finish_frames()
             probs.append(self._probs(state, depth[:, i : i + 1]))
-        return probs[0] if len(probs) == 1 else torch.cat(probs, dim=1)
+        return probs[0] if len(probs) == 1 else state.ops.cat(probs)
 
     def _finish_frames(self) -> None:
         """Moves the rows whose frame is complete to the next one."""
@@ -90,7 +91,7 @@ class FrameRunner:
         self._sum = self._sum.masked_fill(done, 0.0)
         self._book = np.where(complete, 0, self._book)
 
-    def _probs(self, state: BatchState, depth: NDArray[np.int64]) -> Tensor:
+    def _probs(self, state: BatchState, depth: NDArray[np.int64]) -> Probs:
         """The distribution of each row's next token, float32 [B, 1, V]; `depth`, host int64 [B, 1], counts drafts."""
         head, device = self._head, self._state.device
         hidden = head.hidden(self._state, self._sum, torch.from_numpy(self._book).to(device))

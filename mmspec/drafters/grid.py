@@ -16,6 +16,7 @@ from mmspec.errors import ModelError
 from mmspec.heads.grid import GridHead
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome, along_path
@@ -65,12 +66,12 @@ class GridRunner:
         """See `mmspec.decoding.rows.HoldsRows`."""
         self._features, other._features = self._known(), other._known()
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         self._read(state)
         depth = np.zeros((len(state.ids), 1), dtype=np.int64)
         return self._sampler.root(state, self._logits(state.last(), depth))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         depth = np.broadcast_to(tree.depth[:, first : first + tokens.shape[1]], tokens.shape)
         return self._sampler.nodes(state, tokens, tree, first, self._logits(tokens, depth))
 

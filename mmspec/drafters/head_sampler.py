@@ -14,6 +14,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.processed_target import ProcessedTarget, ancestors
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 
@@ -38,14 +39,14 @@ class HeadSampler:
         """Number of running rows, B."""
         return len(self._sampler.temperature)
 
-    def root(self, state: BatchState, logits: Logits) -> Tensor:
+    def root(self, state: BatchState, logits: Logits) -> Probs:
         """The distribution after the last token of each row, float32 [B, 1, V], of logits [B, 1, V]."""
         if self._processed is not None:
             self._entries = state.last()
             logits = self._processed.process(logits, *self._prefixes(state, None, 0))
         return self._sampler(logits, state.positions_after(np.zeros((1, 1), dtype=np.int64)))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int, logits: Logits) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int, logits: Logits) -> Probs:
         """The distribution after each of the nodes `first` and following, float32 [B, W, V].
 
         Args:

@@ -12,6 +12,7 @@ from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.last_feature import LastFeatureRunner, refuse_few
 from mmspec.heads.hydra import HydraHeads
 from mmspec.sampling.logits import Logits, split_cfg
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 
@@ -30,11 +31,11 @@ class HydraRunner(LastFeatureRunner):
         self._heads = heads
         self._paths = list[Tensor]()  # of each entry of the tree, the tokens from the root to it, int64 [B, depth + 1]
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         self._paths = [state.last()]
         return self._sampler.root(state, self._logits([self._predict(self._paths)]))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         assert len(tree.parents) == 1, "the trees of all rows have one shape, level by level"
         for i, parent in enumerate(tree.parents[0, first - 1 : first - 1 + tokens.shape[1]]):
             self._paths.append(torch.cat([self._paths[parent], tokens[:, i : i + 1]], dim=1))

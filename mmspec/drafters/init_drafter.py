@@ -19,7 +19,7 @@ from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.token_init import RandomToken, TokenInit, host_version, repeat_left, repeat_up
 from mmspec.errors import ArgumentError
 from mmspec.sampling.mirrored import copied
-from mmspec.sampling.rejection import Draft, Verdict, point_mass
+from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
 
 
@@ -107,7 +107,7 @@ class InitDrafter:
                 firsts.note(torch.as_tensor(left), begins[:, j])
             columns.append(left)
         found = torch.from_numpy(np.stack(columns, 1)) if on_host else torch.stack(columns, 1)
-        return Draft(found, point_mass(draft.q, found, first, is_new, inplace=True))
+        return Draft(found, state.ops.point_mass(draft.q, found, first, is_new, inplace=True))
 
 
 def _numpy(values: Tensor | NDArray[Any]) -> Any:

@@ -17,6 +17,7 @@ from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
 from mmspec.knobs import RUNNERS
 from mmspec.sampling.mirrored import mirrored, on_device
+from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
@@ -58,8 +59,8 @@ class RefreshesDrafts(Protocol):
         ...
 
     def refresh(
-        self, state: BatchState, tokens: Tensor, q: Tensor, reused: NDArray[np.int64], draws: WindowRNG
-    ) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+        self, state: BatchState, tokens: Tensor, q: Probs, reused: NDArray[np.int64], draws: WindowRNG
+    ) -> tuple[Tensor, Probs, NDArray[np.int64]]:
         """The drafts with their q, and how many of each row are not new."""
         ...
 
@@ -80,13 +81,13 @@ class CouplesToLayers(Protocol):
 
     def couple(
         self, verdict: Verdict, tokens: Tensor, coupling: Coupling, state: BatchState, draws: WindowRNG
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Probs]:
         """The tokens and their q."""
         ...
 
     def couple_ahead(
         self, verdict: Verdict, tokens: Tensor, coupling: Coupling, state: BatchState, draws: WindowRNG
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[Tensor, Probs] | None:
         """As `couple`, on a device; None if that is not possible."""
         ...
 
@@ -123,7 +124,7 @@ class Jacobi:
         self._outer_layers = outer_layers
         # The resampled tokens of the previous window, [B, W, *cell], and their q; reused from slot `_offset` on.
         self._tokens: Tensor | None = None
-        self._q: Tensor | None = None
+        self._q: Probs | None = None
         self._offset = np.zeros(0, dtype=np.int64)
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
         self._kernel: WindowKernel | None = None
@@ -134,7 +135,8 @@ class Jacobi:
                 self._kernel = continuation.kernel if outer_layers is None else None
             elif coupling is None and isinstance(continuation, WindowKernel):
                 self._kernel = continuation
-        self._accepted, self._p = self._offset, torch.empty(0)
+        self._accepted = self._offset
+        self._p: Probs = torch.empty(0)
 
     @property
     def calls(self) -> int:
@@ -152,7 +154,7 @@ class Jacobi:
         elif (there := getattr(verdict.accepted, "mirror", None)) is not None:
             self._offset = mirrored(np.asarray(self._offset), there + 1)
         if self._coupling is not None and self._offset.min() < verdict.tokens.shape[1]:
-            self._tokens = _coupled_ahead(verdict)
+            self._tokens = None if verdict.coupled is None else state.ops.check(verdict.p, verdict.coupled)
             if self._tokens is None:
                 self._tokens, self._q = self._coupling(verdict, state, draws), verdict.p  # q := p
                 if self._outer_layers is not None:
@@ -213,7 +215,7 @@ class Jacobi:
         if self._tokens is None or self._q is None:
             return tokens, q, np.full(batch, width)
         first = width - self._tokens.shape[1]
-        tokens[:, first:], q[:, first:] = self._tokens, self._q
+        tokens[:, first:], q[:, first:] = self._tokens, dense(self._q)
         return tokens, q, self._offset + first
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
@@ -228,7 +230,7 @@ class Jacobi:
                 reused = mirrored(reused, torch.zeros(batch, dtype=torch.int64, device=state.device))
             cell = state.layout.cell
             tokens = torch.zeros(batch, count, *cell, dtype=torch.int64, device=state.device)
-            q = torch.zeros(batch, count, *cell, self._vocab_size, device=state.device)
+            q: Probs = torch.zeros(batch, count, *cell, self._vocab_size, device=state.device)
         else:
             width = self._tokens.shape[1]
             reused = np.minimum(width - self._offset, count)
@@ -242,20 +244,6 @@ class Jacobi:
             tokens, q, reused = self._refresh.refresh(state, tokens, q, reused, draws)
         draft = Draft(tokens, q)
         return self._continuation.extend(state, draft, reused, draws) if reused.min() < count else draft
-
-
-def _coupled_ahead(verdict: Verdict) -> Tensor | None:
-    """The tokens that `Jacobi.draft_ahead` has coupled, if it has.
-
-    Raises:
-        ModelError: If there are none because a distribution is invalid.
-    """
-    if verdict.coupled is None:
-        return None
-    # Imported here: Triton may be missing.
-    from mmspec.sampling.lazy_probs import check_tokens
-
-    return check_tokens(verdict.p, verdict.coupled)
 
 
 def build(context: DraftingContext) -> Jacobi:

@@ -25,6 +25,7 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import on_device, part, upload
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -86,7 +87,7 @@ class KangarooRunner:
         """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         arrays, self._arrays = self._arrays, None
         if arrays is None:
             arrays = upload(self.root_arrays(state), state.device)
@@ -96,7 +97,7 @@ class KangarooRunner:
         index = self._with_uncond(on_device(root, self._adapter.device))[..., None].expand(-1, -1, predicted.shape[-1])
         return self._sampler.root(state, self._logits(predicted.gather(1, index)))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         assert tree.chain, "Kangaroo drafts chains"
         predicted = self._forward(tokens, part(state.positions_after(np.array([[first - 1]])), np.s_[:, 0]))
         return self._sampler.nodes(state, tokens, tree, first, self._logits(predicted))

@@ -14,9 +14,9 @@ from mmspec.decoding.batch import BatchState
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.token_init import RandomToken, repeat_left, repeat_up
-from mmspec.kernels.backend import choose
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import INIT, WindowRNG
 
@@ -31,9 +31,9 @@ class WindowKernel(Protocol):
         self,
         state: BatchState,
         draws: WindowRNG,
-        p: Tensor,
+        p: Probs,
         tokens: Tensor | None,
-        q: Tensor | None,
+        q: Probs | None,
         accepted: NDArray[np.int64],
     ) -> Draft | None:
         """The drafts of a window.
@@ -91,20 +91,20 @@ class KernelDrafts:
         self,
         state: BatchState,
         draws: WindowRNG,
-        p: Tensor,
+        p: Probs,
         tokens: Tensor | None,
-        q: Tensor | None,
+        q: Probs | None,
         accepted: NDArray[np.int64],
     ) -> Draft | None:
         """See `WindowKernel`."""
-        if choose(state.device.type) != "triton" or state.layout.cell or draws.positions.shape[1] > LONGEST:
+        if isinstance(p, Tensor) or isinstance(q, Tensor):
+            return None
+        if state.layout.cell or draws.positions.shape[1] > LONGEST:
             return None
         # Imported here: Triton may be missing.
         from mmspec.kernels import token_init
         from mmspec.sampling.lazy_probs import LazyProbs
 
-        if not isinstance(p, LazyProbs) or not (q is None or isinstance(q, LazyProbs)):
-            return None
         if self.table is not None and self.table.shape[1] != p.shape[-1]:
             return None
         previous = None

@@ -13,6 +13,7 @@ from mmspec.drafters.last_feature import LastFeatureRunner, refuse_few
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 
@@ -31,14 +32,14 @@ class MedusaRunner(LastFeatureRunner):
         self._heads = heads
         self._logits = torch.empty(0)  # [R, heads, V]
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         feature = self.feature()
         self.calls += 1
         predicted = self._heads(feature.to(self._heads.device)).to(feature)
         self._logits = self._target.head(predicted)
         return self._sampler.root(state, split_cfg(self._logits[:, :1], len(feature) > len(state.ids)))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         depth = tree.depth[:, first : first + tokens.shape[1]]
         factor, vocab_size = len(self._logits) // len(tokens), self._logits.shape[-1]
         if (depth == (one := int(depth[0, 0]))).all():  # a level of a tree

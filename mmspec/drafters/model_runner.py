@@ -13,6 +13,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import Target, TreeTarget
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device, part, upload
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -72,7 +73,7 @@ class ModelRunner:
         """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         """Starts a new tree; returns the distribution after the last token of each row, float32 [B, 1, V]."""
         arrays, self._arrays = self._arrays, None
         if arrays is None:
@@ -84,7 +85,7 @@ class ModelRunner:
         newest = at_slot(logits, root)
         return self._sampler(newest, state.positions_after(np.zeros((1, 1), dtype=np.int64)))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         """Reads nodes; returns the distribution after each, float32 [B, W, V]."""
         if tree.chain:
             at = state.positions_after(np.array([[first - 1]]))

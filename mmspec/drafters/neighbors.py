@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.sampling.rejection import Draft, Verdict, point_mass
+from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
 
@@ -50,7 +50,7 @@ class NeighborDrafter:
             at = before + j
             tokens[:, at] = torch.where(fixed[:, j - first], tokens[:, at], self._best(tokens, at))
         found = tokens[:, before:]
-        return Draft(found, point_mass(draft.q, found, first, is_new, inplace=True))
+        return Draft(found, state.ops.point_mass(draft.q, found, first, is_new, inplace=True))
 
     def _best(self, tokens: Tensor, at: int) -> Tensor:
         """The neighbor of column `at` that was right most often near it, int64 [B]; 0 where there is none."""

@@ -26,6 +26,7 @@ from mmspec.drafters.last_feature import LastFeatureRunner
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.one_step import OneStepHead
 from mmspec.sampling.logits import split_cfg
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
@@ -83,7 +84,7 @@ class OneStepRunner(LastFeatureRunner):
         rows = (each.to(device).repeat(factor, *[1] * (each.ndim - 1)) for each in inputs)
         predicted = self._head(*rows, feature.to(device)).to(feature)
         self.calls += 1
-        return self._drafts(split_cfg(self._target.head(predicted), factor > 1), state.positions(count))
+        return dense(self._drafts(split_cfg(self._target.head(predicted), factor > 1), state.positions(count)))
 
 
 class WholeImageRunner:
@@ -126,7 +127,7 @@ class WholeImageRunner:
         """See `OneStepGenerator`."""
         images, positions = self.images(state), state.positions(draft.tokens.shape[1])
         tokens = images.gather(1, torch.from_numpy(positions.clip(max=images.shape[1] - 1)).to(images.device))
-        return point_mass(draft.q, tokens, 0, np.ones(positions.shape, dtype=bool))
+        return point_mass(dense(draft.q), tokens, 0, np.ones(positions.shape, dtype=bool))
 
     def observe(self, verdict: Verdict, state: BatchState) -> None:
         """Does nothing: the images stay."""
@@ -162,7 +163,7 @@ class OneStepDrafter:
         noise = state.rng.gumbel(state.positions(count), draft.q.shape[-1])
         q = self._generator.probs(state, draft, is_new, noise)
         tokens = torch.where(is_new, (q.log() + noise).argmax(-1), draft.tokens)
-        return Draft(tokens, torch.where(is_new[..., None], q, draft.q))
+        return Draft(tokens, torch.where(is_new[..., None], q, dense(draft.q)))
 
 
 def one_step(context: DraftingContext) -> OneStepDrafter:

@@ -28,9 +28,9 @@ from mmspec.decoding.target import EarlyExit, LayerFeatureTarget
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.heads.outer import OuterHead
-from mmspec.kernels.backend import choose
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import mirrored, on_device
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
@@ -61,7 +61,7 @@ class OuterLayers:
         coupling: Callable[[Verdict, BatchState, WindowRNG], Tensor],
         state: BatchState,
         draws: WindowRNG,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Probs]:
         """Couples the rejected part of a window, after the target's call and before the batch advances.
 
         Args:
@@ -85,7 +85,7 @@ class OuterLayers:
         coupling: Callable[[Verdict, BatchState, WindowRNG], Tensor],
         state: BatchState,
         draws: WindowRNG,
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[Tensor, Probs] | None:
         """As `couple`, before the counts are known on the host, in a batch that has advanced on the device.
 
         Returns:
@@ -103,19 +103,14 @@ class OuterLayers:
         state: BatchState,
         draws: WindowRNG,
         read: Callable[[Tensor, NDArray[np.int64]], Logits | None],
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[Tensor, Probs] | None:
         p = verdict.p
         for _ in range(self._passes):
             logits = read(*_reread(verdict, tokens, state, draws))
             if logits is None:
                 return None
             self.calls += 1
-            p = self._sampler(logits, draws.positions)
-            if choose(state.device.type) == "triton":
-                # Imported here: Triton may be missing.
-                from mmspec.sampling.lazy_probs import unchecked
-
-                p = unchecked(p)
+            p = state.ops.unchecked(self._sampler(logits, draws.positions))
             tokens = coupling(replace(verdict, p=p), state, draws)
         return tokens, p
 
@@ -128,7 +123,7 @@ class OuterLayers:
 def _reread(verdict: Verdict, tokens: Tensor, state: BatchState, draws: WindowRNG) -> tuple[Tensor, NDArray[np.int64]]:
     """The tokens of a window that are read again, int64 [B, W], and the position of the first, host int64 [B]."""
     accepted, drafted = on_device(verdict.accepted, tokens.device), verdict.draft.window
-    if drafted is not None and choose(tokens.device.type) == "triton":
+    if drafted is not None and state.ops.by_kernels:
         # Imported here: Triton may be missing.
         from mmspec.kernels.commit import reread_window
 

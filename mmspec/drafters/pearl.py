@@ -24,7 +24,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_model import ModelDrafter, draft_model_of
 from mmspec.sampling.mirrored import Download
-from mmspec.sampling.rejection import Draft, Verdict, sample_draft
+from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import RESAMPLE, CounterRNG, WindowRNG
 
 
@@ -159,8 +159,7 @@ class PearlDrafter:
                 draft and the guess; of the next window; and the iterations of its random numbers.
         """
         drafts, here, newest, positions, iterations = numbers
-        # Whether q is a distribution is checked with its drafts.
-        guess = sample_draft(self._inner.probs_after(window[:, -2:], drafts, here), u)
+        guess = self._inner.sample_after(window[:, -2:], drafts, here, u)
         tokens, last = torch.cat([window[:, -1:], guess], dim=1), np.ones(len(window), dtype=np.int64)
         ahead = self._inner.draft_after(tokens, newest, last, window.shape[1] - 1, rng.window(positions, iterations))
         return _Ahead(Download(guess), np.asarray(positions)[:, 0], np.asarray(iterations)[:, 0], ahead)

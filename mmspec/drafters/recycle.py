@@ -16,6 +16,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.token_init import TokenInit, host_version
 from mmspec.sampling.mirrored import copied, on_device
+from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
 
@@ -41,7 +42,7 @@ class Recycle:
         self._vocab_size = vocab_size
         self._fallback = fallback
         self._host_fallback = host_version(fallback)
-        self._stored: Tensor | None = None  # the distributions that `update` was called with last
+        self._stored: Probs | None = None  # the distributions that `update` was called with last
         entries = min(_ENTRIES, (vocab_size + 1) * vocab_size)
         self.table = torch.full((batch_size, entries), -1, dtype=torch.int32, device=device)
 
@@ -64,14 +65,10 @@ class Recycle:
         if verdict.p is self._stored or state.length.min() == 0:
             return  # the first token has no neighbors
         self._stored = verdict.p
-        if type(verdict.p) is not Tensor and not state.layout.cell and self.table.is_contiguous():
-            # Imported here: Triton may be missing.
-            from mmspec.sampling.lazy_probs import LazyProbs
-
-            if isinstance(verdict.p, LazyProbs):
-                self._update_by_kernel(verdict, verdict.p.stats.ints, state, draws)
-                return
-        entry, best = self._entry(*neighbors_of_window(verdict, state)), verdict.p.argmax(-1).int()
+        if not isinstance(verdict.p, Tensor) and not state.layout.cell and self.table.is_contiguous():
+            self._update_by_kernel(verdict, verdict.p.stats.ints, state, draws)
+            return
+        entry, best = self._entry(*neighbors_of_window(verdict, state)), dense(verdict.p).argmax(-1).int()
         own = state.own_slots(draws.positions)
         for slot in range(entry.shape[1]):  # one after the other: of slots that share an entry the last one is stored
             here = entry[:, slot : slot + 1]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Verdict, ratio, residual, sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree
@@ -58,7 +59,7 @@ class Refresh:
         return self._runner.calls
 
     def refresh(
-        self, state: BatchState, tokens: Tensor, q: Tensor, reused: NDArray[np.int64], draws: WindowRNG
+        self, state: BatchState, tokens: Tensor, q: Probs, reused: NDArray[np.int64], draws: WindowRNG
     ) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
         """Refreshes the first drafts; rows that reuse fewer drafts get new ones, sampled from the network.
 
@@ -77,9 +78,11 @@ class Refresh:
         new_tokens, new_q, network = list[Tensor](), list[Tensor](), list[Tensor]()
         for i in range(count):
             root = i == 0
-            d = self._runner.root(state) if root else self._runner.nodes(state, new_tokens[-1], self._chain(count), i)
+            d = dense(
+                self._runner.root(state) if root else self._runner.nodes(state, new_tokens[-1], self._chain(count), i)
+            )
             u = draws.slot(i).uniforms(DRAFT, 1, 2)
-            x, old = tokens[:, i : i + 1], q[:, i : i + 1]
+            x, old = tokens[:, i : i + 1], dense(q[:, i : i + 1])
             w = weights[:, i, None, None]
             is_reused = torch.from_numpy(reused > i).to(x.device)[:, None]
             r = torch.where(is_reused[..., None], w * d + (1 - w) * old, d)
@@ -89,9 +92,9 @@ class Refresh:
             new_q.append(r)
             network.append(d)
         if self._weight is None:
-            self._last = torch.cat(network, dim=1), q[:, :count], reused
+            self._last = torch.cat(network, dim=1), dense(q[:, :count]), reused
         tokens = torch.cat([*new_tokens, tokens[:, count:]], dim=1)
-        return tokens, torch.cat([*new_q, q[:, count:]], dim=1), np.maximum(reused, count)
+        return tokens, torch.cat([*new_q, dense(q[:, count:])], dim=1), np.maximum(reused, count)
 
     def observe(self, verdict: Verdict, state: BatchState) -> None:
         """Called after verification, before the batch advances: `state` still ends where the window began."""
@@ -119,7 +122,7 @@ class Refresh:
         """Adds the overlaps of the last window with its target distributions, where both drafts and tests exist."""
         assert self._overlap is not None
         count = network.shape[1]
-        p = verdict.p[:, :count]
+        p = dense(verdict.p[:, :count])
         index = np.arange(count)
         known = (index < reused[:, None]) & (index < verdict.tested[:, None])
         seen = torch.from_numpy(known).to(p.device)[..., None]

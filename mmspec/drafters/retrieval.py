@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.datastore import ContextIndex, Datastore, Tokens, neighbor_distances
 from mmspec.sampling.mirrored import on_device
-from mmspec.sampling.rejection import Draft, Verdict, one_hot
+from mmspec.sampling.probs import Probs
+from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
 
@@ -41,7 +41,7 @@ class RetrievalDrafter:
         self._index = index
         self._distances = np.array(neighbor_distances(width))
         self._width = width
-        self._p: Tensor | None = None  # the latest target distributions, of which drafts take the form
+        self._p: Probs | None = None  # the latest target distributions, of which drafts take the form
         self._window: NDArray[np.int64] | None = None  # the next window, see `host_arrays`
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
@@ -78,7 +78,7 @@ class RetrievalDrafter:
         found, self._window = self._window, None
         window = on_device(self._windows(state, count) if found is None else found, state.device)
         assert self._p is not None, "every row has a token"
-        return Draft(window[:, 1:], one_hot(self._p, window[:, 1:]), window)
+        return Draft(window[:, 1:], state.ops.one_hot(self._p, window[:, 1:]), window)
 
     def _continue(self, row: Tokens, count: int) -> Tokens:
         """`count` drafts after the tokens of a row, int64 [reach + n], whose first `reach` entries are -1."""

@@ -21,6 +21,7 @@ from mmspec.drafters.draft_model import draft_sampling
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import Sampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -45,12 +46,12 @@ class ShortCacheRunner:
         self._model = model
         self._sampler = sampler
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         self.calls += 1
         logits = self._model.forward(state.last(), state.before)
         return self._sampler(logits, state.positions_after(np.zeros((1, 1), dtype=np.int64)))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         self.calls += 1
         logits = self._model.forward(tokens, state.before + first)
         return self._sampler(logits, state.positions_after(first + np.arange(tokens.shape[1])[None]))

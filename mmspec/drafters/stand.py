@@ -20,9 +20,9 @@ from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.kernel_drafts import LONGEST, ForcedOnDevice
 from mmspec.drafters.recycle import neighbors_of_window, table_entry
 from mmspec.drafters.token_init import TokenInit
-from mmspec.kernels.backend import choose
 from mmspec.sampling.likeliest import likeliest
 from mmspec.sampling.mirrored import copied, on_device
+from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
 
@@ -53,7 +53,7 @@ class StandDrafter:
         self._slots = InitDrafter(self._sample)
         self._sampled: list[tuple[Tensor, Tensor, Tensor]] = []
         self._forced = ForcedOnDevice()
-        self._stored: Tensor | None = None  # the distributions that were stored last
+        self._stored: Probs | None = None  # the distributions that were stored last
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         """Stores the likeliest tokens of each slot that a row has; `state` still ends where the window began.
@@ -64,19 +64,17 @@ class StandDrafter:
         if verdict.p is self._stored or state.length.min() == 0:
             return  # the first token has no neighbors
         self._stored = verdict.p
-        if type(verdict.p) is not Tensor and not state.layout.cell:
+        if not isinstance(verdict.p, Tensor) and not state.layout.cell:
             # Imported here: Triton may be missing.
             from mmspec.kernels.stand import Stored, store
-            from mmspec.sampling.lazy_probs import LazyProbs
 
-            if isinstance(verdict.p, LazyProbs):
-                drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
-                positions, stored = on_device(draws.positions, state.device), Stored(self._tokens, self._probs)
-                limits, line = on_device(state.limits(), state.device), state.layout.width or 0
-                store(verdict.p.stats, *state.storage(), positions, limits, drafts, stored, line)
-                return
+            drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
+            positions, stored = on_device(draws.positions, state.device), Stored(self._tokens, self._probs)
+            limits, line = on_device(state.limits(), state.device), state.layout.width or 0
+            store(verdict.p.stats, *state.storage(), positions, limits, drafts, stored, line)
+            return
         left, up = neighbors_of_window(verdict, state)
-        tokens, probs = likeliest(verdict.p, self._tokens.shape[-1])
+        tokens, probs = likeliest(dense(verdict.p), self._tokens.shape[-1])
         entry = table_entry(left, up, self._vocab_size, self._tokens.shape[1])
         rows, own = torch.arange(len(entry), device=entry.device), state.own_slots(draws.positions)
         for slot in range(entry.shape[1]):  # one after the other: two slots of a window may share an entry
@@ -89,14 +87,14 @@ class StandDrafter:
         self,
         state: BatchState,
         draws: WindowRNG,
-        p: Tensor,
+        p: Probs,
         tokens: Tensor | None,
-        q: Tensor | None,
+        q: Probs | None,
         accepted: NDArray[np.int64],
     ) -> Draft | None:
         """See `mmspec.drafters.kernel_drafts.WindowKernel`; None if drafts are reused, too."""
         is_long = draws.positions.shape[1] > LONGEST
-        if choose(state.device.type) != "triton" or state.layout.cell or is_long or tokens is not None:
+        if not state.ops.by_kernels or state.layout.cell or is_long or tokens is not None:
             return None
         # Imported here: Triton may be missing.
         from mmspec.kernels.softmax_stats import SoftmaxStats
@@ -113,7 +111,7 @@ class StandDrafter:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
         self._sampled = []
         draft = self._slots.extend(state, draft, reused, draws)
-        first, q = int(reused.min()), draft.q.clone()  # a copy, as assigning to `LazyProbs` would change nothing
+        first, q = int(reused.min()), dense(draft.q).clone()
         kept = copied(torch.from_numpy(np.arange(q.shape[1]) < reused[:, None]), q.device)
         for slot, (sampled, tokens, probs) in enumerate(self._sampled, first):
             # A forced token, a reused one and one of the fallback were not sampled, and keep their q.

@@ -25,7 +25,8 @@ from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.sampling.mirrored import Download
-from mmspec.sampling.rejection import Draft, point_mass, sample_draft
+from mmspec.sampling.probs import Probs, dense
+from mmspec.sampling.rejection import Draft, point_mass, sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree
 
@@ -60,16 +61,16 @@ class StoppingDrafter(RunnerDrafter):
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         chain, u, q = self._chain(count), draws[DRAFT], self._runner.root(state)
         guesses = self._guesses(state, count)
-        if type(q) is not Tensor:
+        if not isinstance(q, Tensor):
             return self._propose_by_kernel(state, chain, u, q, guesses)
         tokens, probs, guessed = list[Tensor](), list[Tensor](), list[Tensor]()
         chance = torch.ones(len(guesses), device=q.device)
         for i in range(count):
             going = chance >= self._stop
             if i and bool(going.any()):
-                q = self._runner.nodes(state, tokens[-1], chain, i)
+                q = dense(self._runner.nodes(state, tokens[-1], chain, i))
             guess = guesses[:, i : i + 1]
-            tokens.append(torch.where(going[:, None], sample_draft(q, u[:, i : i + 1]), guess))
+            tokens.append(torch.where(going[:, None], sample(q, u[:, i : i + 1]), guess))
             probs.append(q)
             guessed.append(~going)
             entropy = -torch.special.xlogy(q, q).sum(-1)[:, 0]
@@ -78,21 +79,21 @@ class StoppingDrafter(RunnerDrafter):
         window = torch.cat(tokens, dim=1)
         return Draft(window, point_mass(torch.cat(probs, dim=1), window, 0, torch.stack(guessed, dim=1)))
 
-    def _propose_by_kernel(self, state: BatchState, chain: Tree, u: Tensor, q: Tensor, guesses: Tensor) -> Draft:
+    def _propose_by_kernel(self, state: BatchState, chain: Tree, u: Tensor, q: Probs, guesses: Tensor) -> Draft:
         """As `propose`, after the call of the root, with one launch per draft besides the call and its sample."""
         # Imported here: Triton may be missing.
         from mmspec.kernels.stopping import stop_draft
-        from mmspec.sampling.lazy_probs import LazyProbs, join_logits
+        from mmspec.sampling.lazy_probs import join_logits, lazy
 
         (batch, count), last = guesses.shape, state.last()
         window, chances = guesses.new_empty(batch, 1 + count), u.new_empty(count + 1, batch)
         floats, ints = u.new_empty(batch, count, 5), guesses.new_empty((batch, count, 5), dtype=torch.int32)
-        slots, going = list[Tensor](), True
+        slots, going = list[Probs](), True
         for i in range(count):
             going = going and (i == 0 or bool((Download(chances[i]).wait() >= self._stop).any()))
             if i and going:
                 q = self._runner.nodes(state, window[:, i : i + 1], chain, i)
-            assert isinstance(q, LazyProbs)
+            q = lazy(q)
             sampled = q.sample(u[:, i : i + 1]) if going else guesses[:, i : i + 1]
             stop_draft(q.stats, sampled, guesses, last, window, floats, ints, chances, i, self._stop)
             slots.append(q)

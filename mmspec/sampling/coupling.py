@@ -1,6 +1,6 @@
 """Couplings of the tokens of a window with its drafts, as functions of distributions and random numbers.
 
-`mmspec.drafters.coupling` applies them to a verdict; `mmspec.sampling.lazy_probs` implements them with Triton kernels.
+`mmspec.drafters.coupling` applies them to a verdict; `mmspec.sampling.kernel_ops` implements them with Triton kernels.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Verdict, ratio, residual, sample
 from mmspec.sampling.rng import CounterRNG
 
@@ -26,8 +26,6 @@ def couple_fresh(p: Tensor, verdict: Verdict, resample_u: Tensor) -> Tensor:
     Returns:
         int64 [B, W].
     """
-    if has_torch_function((p,)):
-        return handle_torch_function(couple_fresh, (p,), p, verdict, resample_u)
     first = first_reused(verdict)
     return torch.cat([verdict.tokens[:, :first], sample(p[:, first:], resample_u[:, first:])], dim=1)
 
@@ -44,11 +42,9 @@ def couple_maximally(p: Tensor, verdict: Verdict, accept_u: Tensor, resample_u: 
     Returns:
         int64 [B, W].
     """
-    if has_torch_function((p,)):
-        return handle_torch_function(couple_maximally, (p,), p, verdict, accept_u, resample_u)
     first, m = first_reused(verdict), p.shape[1] - 1
     reused = slice(first, m)
-    p_reused, q, x = p[:, reused], verdict.draft.q[:, reused], verdict.draft.tokens[:, reused]
+    p_reused, q, x = p[:, reused], dense(verdict.draft.q[:, reused]), verdict.draft.tokens[:, reused]
     found = [verdict.tokens[:, :first]]
     if first < m:
         keep = accept_u[:, reused] < ratio(p_reused, q, x)
@@ -69,15 +65,11 @@ def couple_by_noise(p: Tensor, rng: CounterRNG, positions: NDArray[np.int64]) ->
     Returns:
         int64 [B, W].
     """
-    if has_torch_function((p,)):
-        return handle_torch_function(couple_by_noise, (p,), p, rng, positions)
     return (p.log() + rng.gumbel(positions, p.shape[-1])).argmax(-1)
 
 
 def couple_columns_by_noise(p: Tensor, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
     """As `couple_by_noise` for columns: int64 [B, W, K] from p [B, W, K, V], with noise of its own for each cell."""
-    if has_torch_function((p,)):
-        return handle_torch_function(couple_columns_by_noise, (p,), p, rng, positions)
     noise = rng.gumbel(positions, p.shape[2] * p.shape[3])
     return (p.log() + noise.unflatten(-1, p.shape[2:])).argmax(-1)
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.rejection import ratio, sample
@@ -45,8 +44,6 @@ def verify_drafts(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, r
         resample_u: float32 [B, D + 1] in [0, 1), those of the depths. All numbers are independent of each other and of
             the draft.
     """
-    if has_torch_function((p,)):
-        return handle_torch_function(verify_drafts, (p,), p, draft, rule, accept_u, resample_u)
     batch, height = len(p), draft.tree.height
     row = torch.arange(batch, device=p.device)
     tokens, u = draft.tokens.unflatten(1, (height, -1)), accept_u.unflatten(1, (height, -1))  # [B, D, k]

@@ -1,31 +1,23 @@
-"""Windows of drafts and columns where the Triton kernels run: they are verified from lazy probabilities.
-
-`mmspec.sampling.sampler`, which makes lazy probabilities, imports this module with them.
-"""
+"""What the Triton kernels verify and sample, on its way to the host, and the form in which they read rules."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ModelError
 from mmspec.kernels import columns as columns_kernel
-from mmspec.kernels.accept import BROKEN_DRAFT, Verified, verify_window
+from mmspec.kernels.accept import BROKEN_DRAFT, Verified
 from mmspec.kernels.rule import KernelRule
-from mmspec.kernels.softmax_stats import at
 from mmspec.sampling.acceptance import Accept, SupportsKernels
-from mmspec.sampling.constraints import ForcedCells
-from mmspec.sampling.lazy_probs import FUNCTIONS, LazyProbs, checked, rows_of, stats_of
+from mmspec.sampling.lazy_probs import LazyProbs
 from mmspec.sampling.mirrored import Download, mirrored, on_device
-from mmspec.sampling.multi_codebook import MAX_SAMPLES, couple_columns, sample_columns, verify_columns
-from mmspec.sampling.rejection import INVALID, Draft, Verdict, ratio, sample, sampled, verify
+from mmspec.sampling.rejection import INVALID, Draft, Verdict, ratio, sampled
 from mmspec.sampling.rng import WindowRNG
 
 
@@ -43,14 +35,14 @@ class PendingVerdict:
         self._exact, self._there, self._p = exact, verified.found, p
         self._rule = rule  # a CUDA graph reads its tensors, which `_kernel_form` may forget
         self._found: Download | None = None
-        p._valid = True
+        p.is_valid = True
         self._accepted = verified.accepted
         accepted = mirrored(np.zeros(len(verified.accepted), dtype=np.int64), verified.accepted)
         self.verdict = Verdict(verified.tokens, accepted, p, draft)
 
     def send(self) -> Self:
         """Begins to copy the counts to the host."""
-        self._p._valid, self._p._dense = True, None
+        self._p.is_valid, self._p._dense = True, None
         self._found = Download(self._there)
         return self
 
@@ -64,8 +56,8 @@ class PendingVerdict:
         known, found = self.verdict, self._found.wait()
         count, host = known.tokens[0].numel(), found.numpy()
         first, invalid = host[:, 0].astype(np.int64), host[:, 1]
-        self._p._valid = not invalid.any()
-        if not self._p._valid and (invalid & (1 | BROKEN_DRAFT)).any():
+        self._p.is_valid = not invalid.any()
+        if not self._p.is_valid and (invalid & (1 | BROKEN_DRAFT)).any():
             raise ModelError(INVALID)
         excess = None if self._exact else found[:, 2 + count :].contiguous().view(torch.float32)
         accepted = mirrored(first, self._accepted)
@@ -101,37 +93,6 @@ class PendingTokens:
         return sampled(self._found.wait().numpy())
 
 
-def launch_sampling(p: Tensor, u: Tensor) -> PendingTokens | None:
-    """`mmspec.sampling.rejection.sample`, in one launch; None where the kernels do not sample."""
-    return PendingTokens(p.sample(u)) if isinstance(p, LazyProbs) else None
-
-
-def launch_verification(
-    p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor
-) -> PendingVerdict | None:
-    """`mmspec.sampling.rejection.verify`, in two launches; None where the kernels cannot verify such a window."""
-    known = kernel_rule(rule, p.device) if isinstance(p, LazyProbs) and accept_u.shape[1] > 1 else None
-    if not isinstance(p, LazyProbs) or known is None:
-        return None
-    x, q = rows_of(draft.tokens), stats_of(draft.q)
-    chance = p.fused_sample(resample_u, x)
-    if chance is None:
-        chance = F.pad(at(*p.stats[:, :-1].source(), x), (0, 1))
-    verified = verify_window(p.stats, q, x, chance, p.sample(resample_u), accept_u, resample_u, known)
-    return PendingVerdict(verified, p, draft, known, rule is ratio)
-
-
-def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
-    """`mmspec.sampling.rejection.verify`, in two launches and one wait for the device."""
-    if accept_u.shape[1] == 1:
-        return Verdict(sample(p, resample_u), np.zeros(len(accept_u), dtype=np.int64), p, draft)
-    pending = launch_verification(p, draft, rule, accept_u, resample_u)
-    if pending is not None:
-        return pending.send().read()
-    verdict = verify(p.dense(), draft, rule, accept_u, resample_u)
-    return replace(verdict, p=p, draft=draft)
-
-
 def kernel_rule(rule: Accept, device: torch.device) -> KernelRule | None:
     """A rule in the form that the kernel reads; None if the kernel does not support it."""
     if rule is ratio:
@@ -149,52 +110,3 @@ def column_numbers(rng: WindowRNG, device: torch.device) -> columns_kernel.Colum
     """What a kernel computes the random numbers of a window from."""
     there = (on_device(numbers, device) for numbers in (rng.positions, rng.iteration))
     return columns_kernel.ColumnNumbers(rng.source.device_seeds(), *there)
-
-
-def launch_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
-    """`mmspec.sampling.multi_codebook.verify_columns`, in one launch; None where the kernel cannot verify."""
-    if not isinstance(p, LazyProbs) or rule is not ratio or p.shape[1] == 1:
-        return None
-    batch, width, cells = p.shape[:3]
-    p_stats, q_stats = p.stats.view(batch, width * cells), stats_of(draft.q).view(batch, (width - 1) * cells)
-    known, numbers = p.forced_table(), column_numbers(rng, p.device)
-    table = None if known is None else known[0]
-    verified = columns_kernel.verify_columns(p_stats, q_stats, draft.tokens, table, numbers, MAX_SAMPLES)
-    return PendingVerdict(verified, p, draft, KernelRule(), True)
-
-
-def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, cells: ForcedCells | None) -> Verdict:
-    """`mmspec.sampling.multi_codebook.verify_columns`, in one launch and one wait for the device."""
-    pending = launch_columns(p, draft, rule, rng)
-    if pending is not None:
-        return pending.send().read()
-    verdict = verify_columns(p.dense(), draft, rule, rng, cells)
-    return replace(verdict, p=p, draft=draft)
-
-
-def _couple_columns(p: LazyProbs, draft: Draft, rng: WindowRNG, accepted: NDArray[np.int64] | None = None) -> Tensor:
-    """`mmspec.sampling.multi_codebook.couple_columns`, in one launch."""
-    (batch, width, cells), known = p.shape[:3], p.forced_table()
-    return checked(p, columns_kernel.couple_columns(
-        p.stats.view(batch, width * cells), stats_of(draft.q).view(batch, (width - 1) * cells), draft.tokens,
-        None if known is None else known[0], column_numbers(rng, p.device), MAX_SAMPLES,
-        None if accepted is None else on_device(accepted, p.device),
-    ))  # fmt: skip
-
-
-def _sample_columns(p: LazyProbs, rng: WindowRNG) -> Tensor:
-    """`mmspec.sampling.multi_codebook.sample_columns`, in one launch."""
-    (batch, width, cells), known = p.shape[:3], p.forced_table()
-    table, numbers = None if known is None else known[0], column_numbers(rng, p.device)
-    stats = p.stats.view(batch, width * cells)
-    return checked(p, columns_kernel.couple_columns(stats, None, None, table, numbers, MAX_SAMPLES))
-
-
-FUNCTIONS.update(
-    {
-        verify: _verify,
-        verify_columns: _verify_columns,
-        couple_columns: _couple_columns,
-        sample_columns: _sample_columns,
-    }
-)

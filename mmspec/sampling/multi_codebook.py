@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.precision import widest
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict, ratio, sample, sample_many
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
 
@@ -40,22 +40,20 @@ def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, cells:
         rng: The random numbers of the window.
         cells: The forced cells, by position; None if all cells are free.
     """
-    if has_torch_function((p,)):
-        return handle_torch_function(verify_columns, (p,), p, draft, rule, rng, cells)
-    draft = draft.written()
-    batch, m = len(p), p.shape[1] - 1
+    batch, m, drafted = len(p), p.shape[1] - 1, dense(draft.q)
     forced = None if cells is None else cells.on(p.device, rng.positions)
     free = None if forced is None else forced[:, :m] < 0
-    accept = acceptance_probs(rule, p[:, :m], draft, free)
+    accept = acceptance_probs(rule, p[:, :m], drafted, draft.tokens, free)
     first = (rng[ACCEPT][:, :m] < accept).long().cumprod(-1).sum(-1)
     rows = torch.arange(batch, device=p.device)
     # Where all drafts were accepted nothing is subtracted: the bonus column is sampled from p itself.
-    q = draft.q[rows, first.clamp(max=m - 1)].masked_fill_((first == m)[:, None, None], 0.0)
+    q = drafted[rows, first.clamp(max=m - 1)].masked_fill_((first == m)[:, None, None], 0.0)
     accepted = first.cpu().numpy()
     resampled = thin(p[rows, first], q, rng.at(np.arange(batch), accepted))
     excess = None
     if rule is not ratio:
-        excess = (accept.clamp(max=1.0) - acceptance_probs(ratio, p[:, :m], draft, free).clamp(max=1.0)).float()
+        exact = acceptance_probs(ratio, p[:, :m], drafted, draft.tokens, free)
+        excess = (accept.clamp(max=1.0) - exact.clamp(max=1.0)).float()
     return Verdict(with_resampled(draft.tokens, first, resampled, forced), accepted, p, draft, excess)
 
 
@@ -71,8 +69,6 @@ def with_resampled(tokens: Tensor, first: Tensor, resampled: Tensor, forced: Ten
 
 def sample_columns(p: Tensor, rng: WindowRNG) -> Tensor:
     """Samples the columns int64 [B, W, K] of all slots of a window from p, float32 [B, W, K, V]."""
-    if has_torch_function((p,)):
-        return handle_torch_function(sample_columns, (p,), p, rng)
     return sample(p, rng.uniforms(RESAMPLE, 0, p.shape[2]))
 
 
@@ -88,14 +84,12 @@ def couple_columns(p: Tensor, draft: Draft, rng: WindowRNG, accepted: NDArray[np
         accepted: Host int64 [B], the accepted drafts. The columns up to the one after them are not used, and may be
             any. None for 0.
     """
-    if has_torch_function((p,)):
-        return handle_torch_function(couple_columns, (p,), p, draft, rng, accepted)
-    batch, width = p.shape[:2]
-    keep = rng[ACCEPT][:, : width - 1] < acceptance_probs(ratio, p[:, :-1], draft, None)
+    batch, width, q = *p.shape[:2], dense(draft.q)
+    keep = rng[ACCEPT][:, : width - 1] < acceptance_probs(ratio, p[:, :-1], q, draft.tokens, None)
     # The last slot has no draft, so that its column is sampled from p itself.
     rejected = torch.cat([~keep, torch.ones(batch, 1, dtype=torch.bool, device=p.device)], dim=1)
     row, slot = rejected.nonzero(as_tuple=True)
-    q = F.pad(draft.q, (0, 0, 0, 0, 0, 1))[row, slot]
+    q = F.pad(q, (0, 0, 0, 0, 0, 1))[row, slot]
     tokens = F.pad(draft.tokens, (0, 0, 0, 1))
     tokens[row, slot] = thin(p[row, slot], q, rng.at(row.cpu().numpy(), slot.cpu().numpy()))
     return tokens
@@ -106,7 +100,7 @@ def entries(tokens: Tensor, vocab_size: int) -> Tensor:
     return tokens.clamp(0, vocab_size - 1)
 
 
-def acceptance_probs(rule: Accept, p: Tensor, draft: Draft, free: Tensor | None) -> Tensor:
+def acceptance_probs(rule: Accept, p: Tensor, q: Tensor, tokens: Tensor, free: Tensor | None) -> Tensor:
     """The acceptance probability float64 [B, m] of each column: the product of the rule's ratios of its free cells.
 
     A relaxed rule applies to a cell only if it exceeds the exact ratio. A column is then never accepted less often than
@@ -115,14 +109,15 @@ def acceptance_probs(rule: Accept, p: Tensor, draft: Draft, free: Tensor | None)
     Args:
         rule: The acceptance rule of one cell.
         p: float32 [B, m, K, V].
-        draft: m columns.
+        q: float32 [B, m, K, V], of the drafts.
+        tokens: int64 [B, m, K], the drafts.
         free: bool [B, m, K], or None if all cells are free.
     """
-    x = entries(draft.tokens, p.shape[-1])
-    ratios = ratio(p, draft.q, x)
+    x = entries(tokens, p.shape[-1])
+    ratios = ratio(p, q, x)
     if rule is not ratio:
         cells = rule if isinstance(rule, PerCodebook) else PerCodebook([rule] * x.shape[2])
-        ratios = torch.maximum(ratios, cells(p, draft.q, x))
+        ratios = torch.maximum(ratios, cells(p, q, x))
     if free is not None:
         ratios = ratios.masked_fill(~free, 1.0)
     return ratios.to(widest(ratios.device)).prod(-1)  # 32 ratios leave the range of float32

@@ -5,26 +5,23 @@ position. Tests run from left to right. The first rejected draft token is *resam
 vLLM calls the token that replaces it the recovered token. If all drafts are accepted, a *bonus token* is sampled from p
 at the free slot after them. Every token up to and including the resampled or bonus token follows p (Leviathan et al.
 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
-
-`mmspec.sampling.lazy_probs` implements the functions of this module with Triton kernels; torch's override protocol
-(`__torch_function__`) dispatches to them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.errors import ModelError
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.mirrored import copied
 from mmspec.sampling.precision import widest
+from mmspec.sampling.probs import Probs, dense
 
 INVALID = "the model gave logits that are not numbers (NaN), or forbade every token of a position"
 _GROUP, _SMALL = 128, 4096  # tokens
@@ -41,16 +38,8 @@ class Draft:
     """
 
     tokens: Tensor
-    q: Tensor
+    q: Probs
     window: Tensor | None = None
-
-    def written(self) -> Draft:
-        """The same draft with its distributions in memory, of one kind with those of a target that are.
-
-        Drafts have sampling parameters of their own, so that kernels may read their logits but not the target's.
-        """
-        # Of `mmspec.sampling.lazy_probs`, functions that it does not implement get the probabilities themselves.
-        return self if type(self.q) is Tensor else replace(self, q=self.q.contiguous())
 
 
 @dataclass
@@ -73,12 +62,12 @@ class Verdict:
 
     tokens: Tensor
     accepted: NDArray[np.int64]
-    p: Tensor
+    p: Probs
     draft: Draft
     excess: Tensor | None = None
     on_host: NDArray[np.int64] | None = None
     coupled: Tensor | None = None
-    coupled_p: Tensor | None = None
+    coupled_p: Probs | None = None
 
     @property
     def tested(self) -> NDArray[np.int64]:
@@ -98,9 +87,6 @@ class Verdict:
 
 def log_probs(p: Tensor, more: int = 0) -> Tensor:
     """The logarithms of probabilities [B, W, V], float32 [B, W, V + more]: -inf for `more` tokens after the others."""
-    if has_torch_function((p,)):
-        found: Tensor = handle_torch_function(log_probs, (p,), p, more)
-        return found
     return F.pad(p.log(), (0, more), value=-torch.inf)
 
 
@@ -117,8 +103,6 @@ def sampled(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
     """p(x) / q(x) for x int64 [..., m]: the acceptance probability of exact speculative sampling."""
-    if has_torch_function((p, q)):
-        return handle_torch_function(ratio, (p, q), p, q, x)
     index = x[..., None]
     return (p.gather(-1, index) / q.gather(-1, index))[..., 0]
 
@@ -130,8 +114,6 @@ def exact() -> Accept:
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """The unnormalized residual (p - q)+, of the shape of `p`."""
-    if has_torch_function((p, q)):
-        return handle_torch_function(residual, (p, q), p, q)
     return (p - q).clamp_(min=0)
 
 
@@ -148,8 +130,6 @@ def point_mass(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_] | T
             host, or a tensor on the device.
         inplace: Whether the result may overwrite `q`.
     """
-    if has_torch_function((q,)):
-        return handle_torch_function(point_mass, (q,), q, tokens, first, new)
     if inplace and q.device.type == "cpu" and isinstance(new, np.ndarray):
         slots = tuple(torch.from_numpy(index) for index in np.nonzero(new))
         slots = (slots[0], slots[1] + first, *slots[2:])
@@ -170,16 +150,7 @@ def one_hot(like: Tensor, tokens: Tensor) -> Tensor:
         like: Distributions [..., V], of the same kind and device.
         tokens: The tokens.
     """
-    if has_torch_function((like,)):
-        return handle_torch_function(one_hot, (like,), like, tokens)
     return like.new_zeros(*tokens.shape, like.shape[-1]).scatter_(-1, tokens[..., None], 1.0)
-
-
-def sample_draft(q: Tensor, u: Tensor) -> Tensor:
-    """As `sample`, for a draft that is verified: on a device, whether q is a distribution is checked only then."""
-    if has_torch_function((q,)):
-        return handle_torch_function(sample_draft, (q,), q, u)
-    return sample(q, u)
 
 
 def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
@@ -196,8 +167,6 @@ def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor
     Raises:
         ModelError: If a row has no mass or contains NaN.
     """
-    if has_torch_function((weights,)):
-        return handle_torch_function(sample, (weights,), weights, u, fallback)
     return sample_many(weights, u[..., None], fallback)[..., 0]
 
 
@@ -255,24 +224,22 @@ def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: 
         resample_u: float32 [B, m + 1] in [0, 1), those of the resampled tokens. All numbers are independent of each
             other and of the draft.
     """
-    if has_torch_function((p,)):
-        return handle_torch_function(verify, (p,), p, draft, rule, accept_u, resample_u)
     batch, width, _ = p.shape
     rows = torch.arange(batch, device=p.device)
     if width == 1:
         tokens = sample(p, resample_u)
         return Verdict(tokens, np.zeros(batch, dtype=np.int64), p, draft)
-    m, draft = width - 1, draft.written()
-    chance = rule(p[:, :m], draft.q, draft.tokens)
+    m, drafted = width - 1, dense(draft.q)
+    chance = rule(p[:, :m], drafted, draft.tokens)
     accept = accept_u[:, :m] < chance
     first = accept.long().cumprod(-1).sum(-1)
     tested = first.clamp(max=m - 1)
     # Where all drafts were accepted nothing is subtracted: the bonus token is sampled from p itself.
-    q = draft.q[rows, tested].masked_fill_((first == m)[:, None], 0.0)
+    q = drafted[rows, tested].masked_fill_((first == m)[:, None], 0.0)
     p_first = p[rows, first]
     resampled = sample(residual(p_first, q), resample_u[rows, first], fallback=p_first)
     tokens = torch.cat([draft.tokens, resampled[:, None]], dim=1).scatter_(1, first[:, None], resampled[:, None])
     excess = None
     if rule is not ratio:
-        excess = (chance.clamp(max=1.0) - ratio(p[:, :m], draft.q, draft.tokens).clamp(max=1.0)).abs()
+        excess = (chance.clamp(max=1.0) - ratio(p[:, :m], drafted, draft.tokens).clamp(max=1.0)).abs()
     return Verdict(tokens, first.cpu().numpy(), p, draft, excess)

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.kernels.backend import choose
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import mirrored, on_device
-from mmspec.sampling.multi_codebook import entries, verify_columns
+from mmspec.sampling.ops import TorchOps, ops_on
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample, sample_draft, verify
+from mmspec.sampling.probs import Probs
+from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, WindowRNG
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.top_p import keep_top_p
@@ -41,15 +41,20 @@ _ANY = (
 class Sampler(Protocol):
     """The interface of samplers, one per kind of token: target distributions, samples from them, tests of drafts."""
 
-    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
+    @property
+    def ops(self) -> TorchOps:
+        """What is done with the distributions."""
+        ...
+
+    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Probs:
         """The target distribution at each slot of a window, [B, W, ...], from the target's output there."""
         ...
 
-    def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
+    def sample(self, p: Probs, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         """One token of each distribution, [B, W, *cell], with the random numbers of a stream."""
         ...
 
-    def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
+    def verify(self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
         """Tests the drafts from left to right; resamples the first rejected one, or samples the bonus token."""
         ...
 
@@ -81,6 +86,9 @@ class TokenSampler:
         constraint: Allowed tokens by position, or None.
         device: The device of the logits.
 
+    Attributes:
+        ops: What is done with the probabilities, by kernels or in torch.
+
     Raises:
         ArgumentError: If the constraint is for another number of rows.
     """
@@ -97,6 +105,7 @@ class TokenSampler:
         if constraint is not None and constraint.batch_size not in (None, len(params)):
             raise ArgumentError(f"constraint is for {constraint.batch_size} rows, and there are {len(params)}")
         self.constraint = constraint
+        self.ops = ops_on(device)
         self.guidance = column([r.guidance_scale for r in kinds])
         self.temperature = column([r.temperature or 1.0 for r in kinds])
         self.guidance_end = column([NO_END if r.guidance_end is None else r.guidance_end for r in kinds], torch.int64)
@@ -142,48 +151,38 @@ class TokenSampler:
         self._max_k = max(self._max_k, other._max_k)
         self._by_width = {}
 
-    def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
+    def sample(self, p: Probs, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         """Samples int64 [B, W] from probabilities [B, W, V]."""
-        return sample_draft(p, rng[stream]) if stream == DRAFT else sample(p, rng[stream])
+        return self.ops.sample_draft(p, rng[stream]) if stream == DRAFT else self.ops.sample(p, rng[stream])
 
-    def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
+    def verify(self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
         """Tests a draft under probabilities [B, m + 1, V]; see `mmspec.sampling.rejection.verify`."""
-        return verify(p, draft, rule, rng[ACCEPT], rng[RESAMPLE])
+        return self.ops.verify(p, draft, rule, rng[ACCEPT], rng[RESAMPLE])
 
     @property
     def reads_positions(self) -> bool:
         """Whether the distributions depend on positions."""
         return self._guidance_ends or self.constraint is not None
 
-    def sample_ahead(self, p: Tensor, rng: WindowRNG) -> PendingTokens | None:
+    def sample_ahead(self, p: Probs, rng: WindowRNG) -> PendingTokens | None:
         """As `sample`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
-        if type(p) is Tensor:
-            return None
-        from mmspec.sampling.lazy_verification import launch_sampling
+        return self.ops.sample_ahead(p, rng[RESAMPLE])
 
-        return launch_sampling(p, rng[RESAMPLE])
-
-    def verify_ahead(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
+    def verify_ahead(self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
         """As `verify`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
-        if type(p) is Tensor:
-            return None
-        from mmspec.sampling.lazy_verification import launch_verification
+        return self.ops.verify_ahead(p, draft, rule, rng[ACCEPT], rng[RESAMPLE])
 
-        return launch_verification(p, draft, rule, rng[ACCEPT], rng[RESAMPLE])
+    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Probs:
+        """As `probs`; with the Triton kernels they are not written out, see `mmspec.sampling.lazy_probs`."""
+        return self.ops.probs(self, logits, positions)
 
-    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
+    def probs(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         """Probabilities float32 [B, W, V]; a greedy row has all its mass on one token.
-
-        With the Triton kernels they are not written out: see `mmspec.sampling.lazy_probs`. The kernels have no
-        gradients, and no min-p and typical-p, so that logits that require gradients, and these, take the torch path.
 
         Args:
             logits: The logits of the window.
             positions: int64 [B, W], the position of each slot.
         """
-        in_torch = logits.cond.requires_grad or self._any_min_p or self._any_typical_p
-        if not in_torch and choose(logits.cond.device.type) == "triton":
-            return self._lazy(logits, positions)
         z = logits.cond.float()
         if logits.uncond is not None:
             scale = self.guidance
@@ -215,16 +214,14 @@ class TokenSampler:
             p = keep_typical(p, self.typical_p)
         return p if greedy is None else torch.where(self.greedy, greedy, p)
 
-    def _lazy(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
-        # Imported here: Triton may be missing, and on a CPU importing it would be a waste of time.
-        from mmspec.kernels.fused_sampler import Settings
-        from mmspec.sampling import lazy_trees, lazy_verification  # noqa: F401 (they add what verifies)
-        from mmspec.sampling.lazy_probs import LazyProbs
-
+    def read_by_kernels(self, positions: NDArray[np.int64]) -> tuple[Any, ...] | None:
+        """The fields of `mmspec.kernels.fused_sampler.Settings`; None for min-p and typical-p, which no kernel has."""
+        if self._any_min_p or self._any_typical_p:
+            return None
         scale, temperature, top_k, top_p = self._read_by_kernels(positions.shape[1])
         if self._guidance_ends:
             scale = torch.where(on_device(positions, scale.device) < self.guidance_end[:, 0], scale, 1.0)
-        settings = Settings(
+        return (
             scale,
             temperature,
             top_k if self._max_k else None,
@@ -232,7 +229,6 @@ class TokenSampler:
             None if self.constraint is None else self.constraint.device_kinds(positions),
             None if self.constraint is None else self.constraint.allowed,
         )
-        return LazyProbs.of(logits, settings)
 
     def of_any_slot(self) -> tuple[tuple[Tensor, ...], tuple[bool, bool]] | None:
         """What the kernels read of one slot of each row, if it is the same at all positions; else None.
@@ -272,6 +268,7 @@ class ColumnSampler:
         if forced is not None and forced.batch_size not in (None, len(params)):
             raise ArgumentError(f"forced cells are for {forced.batch_size} rows, and there are {len(params)}")
         self._cells = TokenSampler(params, None, device)
+        self.ops = self._cells.ops
         self.forced = forced
 
     def select_rows(self, row_ids: Tensor) -> None:
@@ -286,20 +283,12 @@ class ColumnSampler:
             self.forced = self.forced.join(other.forced, len(self._cells.temperature), row_ids)
         self._cells.join(other._cells, row_ids)
 
-    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
+    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Probs:
         """Probabilities float32 [B, W, K, V] from logits of this shape; a forced cell has all its mass on one entry."""
         width, codebooks = logits.cond.shape[1:3]
         flat = Logits(logits.cond.flatten(1, 2), None if logits.uncond is None else logits.uncond.flatten(1, 2))
         p = self._cells(flat, self._of_cells(positions, codebooks)).unflatten(1, (width, codebooks))
-        if self.forced is None:
-            return p
-        if type(p) is not Tensor:
-            from mmspec.sampling.lazy_probs import LazyProbs
-
-            assert isinstance(p, LazyProbs)
-            return p.force(self.forced, positions)
-        cells = self.forced.on(p.device, positions)
-        return p if cells is None else point_mass(p, entries(cells, p.shape[-1]), 0, cells >= 0)
+        return p if self.forced is None else self.ops.force(p, self.forced, positions)
 
     def _of_cells(self, positions: NDArray[np.int64], codebooks: int) -> NDArray[np.int64]:
         """The position of each cell, with its copy on a device only where that is needed."""
@@ -309,31 +298,21 @@ class ColumnSampler:
             return of_cells
         return mirrored(np.asarray(of_cells), there.repeat_interleave(codebooks, 1))
 
-    def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
+    def sample(self, p: Probs, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         """Samples columns int64 [B, W, K] from probabilities [B, W, K, V]."""
         u = rng.uniforms(stream, 0, p.shape[2])
-        tokens = sample_draft(p, u) if stream == DRAFT else sample(p, u)
-        if self.forced is None or getattr(p, "forced", None) is not None:
-            return tokens
-        return self.forced.put(tokens, rng.positions)
+        tokens = self.ops.sample_draft(p, u) if stream == DRAFT else self.ops.sample(p, u)
+        return self.ops.put(p, tokens, self.forced, rng.positions)
 
-    def sample_ahead(self, p: Tensor, rng: WindowRNG) -> PendingTokens | None:
+    def sample_ahead(self, p: Probs, rng: WindowRNG) -> PendingTokens | None:
         """As `sample`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
-        if type(p) is Tensor:
-            return None
-        from mmspec.sampling.lazy_verification import launch_sampling
+        return self.ops.sample_ahead(p, rng.uniforms(RESAMPLE, 0, p.shape[2]))
 
-        return launch_sampling(p, rng.uniforms(RESAMPLE, 0, p.shape[2]))
-
-    def verify_ahead(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
+    def verify_ahead(self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
         """As `verify`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
-        if type(p) is Tensor:
-            return None
-        from mmspec.sampling.lazy_verification import launch_columns
+        return self.ops.verify_columns_ahead(p, draft, rule, rng)
 
-        return launch_columns(p, draft, rule, rng)
-
-    def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
+    def verify(self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
         """Tests the drafts from left to right; resamples the first rejected one, or samples the bonus column.
 
         Args:
@@ -345,7 +324,7 @@ class ColumnSampler:
         """
         if p.shape[1] == 1:
             return Verdict(self.sample(p, rng), np.zeros(len(p), dtype=np.int64), p, draft)
-        return verify_columns(p, draft, rule, rng, self.forced)
+        return self.ops.verify_columns(p, draft, rule, rng, self.forced)
 
 
 def keep_top_k(z: Tensor, k: Tensor, largest: int, inplace: bool = False) -> Tensor:

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.mirrored import mirrored, on_device
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Verdict, ratio, residual, sample
 from mmspec.sampling.tree import TreeDraft
 
@@ -50,7 +50,7 @@ class TreeVerdict:
     accepted: NDArray[np.int64]
     tested: NDArray[np.int64]
     path: NDArray[np.int64]
-    p: Tensor
+    p: Probs
     excess: Tensor | None = None
     on_host: NDArray[np.int64] | None = None
     last_on_device: Tensor | None = None
@@ -92,8 +92,6 @@ def verify_tree(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, res
         resample_u: float32 [B, D + 1] in [0, 1), those of the depths. All numbers are independent of each other and of
             the draft.
     """
-    if has_torch_function((p,)):
-        return handle_torch_function(verify_tree, (p,), p, draft, rule, accept_u, resample_u)
     tree, batch = draft.tree, len(p)
     row = torch.arange(batch, device=p.device)
     children = tree.children.expand(batch, -1, -1)

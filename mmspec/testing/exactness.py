@@ -24,6 +24,7 @@ from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.testing.limits import FALSE_ALARM, mean_limits, remembered, tv_limit
 from mmspec.testing.toys import ToyTarget, toy_resources
@@ -82,7 +83,7 @@ def exact_joint(target: ToyTarget, sampling: SamplingParams, layout: Layout) -> 
     for length in range(n):
         number = torch.arange(v**length)
         logits = target.logits(torch.full_like(number, length)[None], number[None])
-        p = sampler(logits, np.full((1, len(number)), length))[0].double()
+        p = dense(sampler(logits, np.full((1, len(number)), length)))[0].double()
         p = p / p.sum(-1, keepdim=True)
         p = torch.where(alive[:, None], p, padding)
         joint = (joint[:, None] * p).flatten()

@@ -18,6 +18,7 @@ from mmspec.decoding.to_end import decode_to_end
 from mmspec.decoding.tree_loop import TreeVerification, decode_tree
 from mmspec.decoding.window_policy import FixedWindow
 from mmspec.recipes import Recipe
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import exact
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
@@ -88,7 +89,7 @@ class AcceptanceProbe:
         if (m := verdict.p.shape[1] - 1) > 0:
             q = self._q if isinstance(verdict, TreeVerdict) else verdict.draft.q
             assert q is not None, "trees are sampled without replacement"
-            overlap = torch.minimum(verdict.p[:, :m], q).sum(-1).double().cpu()
+            overlap = torch.minimum(dense(verdict.p[:, :m]), dense(q)).sum(-1).double().cpu()
             # Slots past the end of a row are tested too, but their result is not used.
             inside = torch.from_numpy(state.positions(m) < state.layout.length)
             inside &= torch.from_numpy(state.is_running)[:, None]

@@ -189,7 +189,7 @@ class Continuation:
         """The target distribution [B, V] of a position, from the last logits."""
         uncond = self._logits.uncond
         last = Logits(self._logits.cond[:, -1:], None if uncond is None else uncond[:, -1:])
-        return self._sampler(last, np.full((self._rows, 1), position))[:, 0].cpu()
+        return self._sampler.probs(last, np.full((self._rows, 1), position))[:, 0].cpu()
 
     def replace(self, prefix: Tensor, token: Tensor, generator: torch.Generator) -> Tensor:
         """The prefix with another token than `token` after it, int64 [B, n + 1]; reads both.

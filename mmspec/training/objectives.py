@@ -181,10 +181,10 @@ def run_teacher(
     features, context = features[..., :width], features[..., width:] if layers else features
     with torch.no_grad():
         logits = split_cfg(target.head(features), len(features) > len(tokens))
-        p = token_sampler(logits, spread(len(tokens), 0, tokens.shape[1]))
+        p = token_sampler.probs(logits, spread(len(tokens), 0, tokens.shape[1]))
     ends = torch.isin(tokens, torch.tensor(sorted(layout.eos), dtype=tokens.dtype, device=tokens.device))
     mask = ends.long().cumsum(1) - ends.long() == 0
-    return TeacherOutput(tokens, mask, p, features, context, token_sampler, target.head)
+    return TeacherOutput(tokens, mask, p, features, context, token_sampler.probs, target.head)
 
 
 def feature_target(prepared: PreparedPrompts) -> FeatureTarget:

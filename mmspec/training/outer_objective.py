@@ -27,6 +27,7 @@ from mmspec.drafters.outer_layers import outer_layers
 from mmspec.heads.outer import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Verdict, exact
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
@@ -94,13 +95,13 @@ class WindowLosses:
         moved = torch.where(known.repeat(factor, 1)[..., None], moved, states)
         tokens = torch.cat([state.last(), verdict.draft.tokens], dim=1)
         logits = self._target.reread(tokens, at, moved, self._part)
-        q = self._sampler(
+        q = self._sampler.probs(
             Logits(logits.cond.float(), None if logits.uncond is None else logits.uncond.float()), draws.positions
         )
         inside = torch.from_numpy((draws.positions < state.layout.length) & state.is_running[:, None])
         mask = known & inside.to(known.device)
         if mask.any():
-            self.found.append(masked_mean(self._loss(verdict.p, q, None, None), mask))
+            self.found.append(masked_mean(self._loss(dense(verdict.p), q, None, None), mask))
 
 
 def outer_losses(

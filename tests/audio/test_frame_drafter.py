@@ -23,12 +23,12 @@ from mmspec.audio.depth.frame_windows import frames_ahead
 from mmspec.audio.models.csm.decoding import CsmFrames, generate_ahead
 from mmspec.audio.wave import write_audio
 from mmspec.cli.app import main
-from mmspec.drafters import chain
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.frame import FrameHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
+from mmspec.sampling.ops import TorchOps
 from mmspec.testing.exactness import noise_floor
 from mmspec.training.settings import TrainingSettings
 from mmspec.training.trainer import Trainer
@@ -96,7 +96,7 @@ def test_samples_follow_the_target_distribution(recipe: str) -> None:
 
 def test_drafts_that_are_not_sampled_from_their_distribution_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken variant that drafts the most likely code, and reports the distribution it did not sample from."""
-    monkeypatch.setattr(chain, "sample_draft", lambda q, u: q.argmax(-1))
+    monkeypatch.setattr(TorchOps, "sample_draft", staticmethod(lambda q, u: q.argmax(-1)))
     made, joint = sample("frame", 6_000)
     floor, spread = noise_floor(joint, 6_000)
     assert float((made - joint).abs().sum() / 2) > 2 * (floor + 5 * spread)
@@ -110,7 +110,7 @@ def test_codes_are_drafted_with_the_sampling_parameters_of_their_place(monkeypat
         seen.append(q)
         return q.argmax(-1)
 
-    monkeypatch.setattr(chain, "sample_draft", spy)
+    monkeypatch.setattr(TorchOps, "sample_draft", staticmethod(spy))
     pipe = pipeline(frames=4)
     pipe.adapter.heads["frame"] = random_head()
     decoder = pipe.adapter.model.depth_decoder

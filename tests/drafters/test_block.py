@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import mmspec.drafters.chain
-import mmspec.sampling.rejection
 from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -21,6 +19,7 @@ from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import load_head
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.sampler import TokenSampler
@@ -156,7 +155,7 @@ def test_a_distribution_without_the_sequential_head_is_found(monkeypatch: pytest
         return logits
 
     monkeypatch.setattr(BlockRunner, "_corrected", alone)
-    monkeypatch.setattr(mmspec.drafters.chain, "sample_draft", lambda q, u: sample(sampled[0], u))
+    monkeypatch.setattr(TorchOps, "sample_draft", staticmethod(lambda q, u: sample(sampled[0], u)))
     result = check("block:window=4", SamplingParams(temperature=1.6), samples=20_000, layout=GRID, seed=3)
     assert not result.ok, result
 

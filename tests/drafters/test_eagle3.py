@@ -27,6 +27,7 @@ from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.speculators import write_speculators
 from mmspec.recipes import parse
 from mmspec.sampling.logits import split_cfg
+from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.sampler import TokenSampler
@@ -183,7 +184,7 @@ def test_distribution(recipe: str, reduced: bool, monkeypatch: pytest.MonkeyPatc
 def test_tokens_that_are_mapped_without_their_distribution_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: the draft is a token of the target, its q still the next one's."""
     use_eagle3(monkeypatch, True)
-    monkeypatch.setattr(mmspec.drafters.chain, "sample_draft", lambda q, u: sample(q.roll(1, -1), u))
+    monkeypatch.setattr(TorchOps, "sample_draft", staticmethod(lambda q, u: sample(q.roll(1, -1), u)))
     result = check("eagle:window=3", SETTING, samples=20_000, layout=Layout(length=4, width=2), seed=3)
     assert not result.ok, result
 

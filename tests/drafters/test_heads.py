@@ -26,6 +26,7 @@ from mmspec.heads.checkpoint import load_head
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
+from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -43,7 +44,7 @@ TWINS = [f"{head}:window=3" for head in ("eagle", "medusa", "hydra", "block", "g
 
 @pytest.mark.parametrize("recipe", TWINS)
 def test_argmax_drafts_with_a_softmax_q_are_found(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmspec.drafters.chain, "sample_draft", lambda q, u: q.argmax(-1))
+    monkeypatch.setattr(TorchOps, "sample_draft", staticmethod(lambda q, u: q.argmax(-1)))
     result = check(recipe, SamplingParams(temperature=1.6), samples=20_000, layout=GRID, seed=3)
     assert not result.ok, result
 

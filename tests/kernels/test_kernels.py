@@ -320,7 +320,7 @@ def test_slots_give_the_core_s_probabilities_and_samples(device: torch.device, m
     constraint = Constraint(torch.arange(6, device=device) % 2, allowed)
     positions = np.arange(width)[None].repeat(batch, 0)
     sampler = TokenSampler(samplings, constraint, device)
-    p = sampler(Logits(cond, uncond), positions)
+    p = sampler.probs(Logits(cond, uncond), positions)
     u = numbers(batch, width).to(device)
     scale = torch.tensor([[3.0, 3.0, 1.0], [0.3] * 3, [2.0] * 3, [2.0] * 3], device=device)
     kind = constraint.kind[torch.from_numpy(positions).to(device)].int()

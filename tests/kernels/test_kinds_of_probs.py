@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,21 +16,19 @@ import torch
 from torch import Tensor
 
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.coupling import couple_fresh, couple_maximally
-from mmspec.sampling.k_seq import verify_drafts
 from mmspec.sampling.likeliest import likeliest
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.multi_codebook import couple_columns, verify_columns
-from mmspec.sampling.rejection import Draft, Verdict, log_probs, one_hot, point_mass, ratio, residual, sample, verify
+from mmspec.sampling.ops import TORCH, TorchOps
+from mmspec.sampling.probs import Probs, dense
+from mmspec.sampling.rejection import Draft, Verdict, ratio, sample
 from mmspec.sampling.rng import CounterRNG
 from mmspec.sampling.tree import Chosen, Independent, Tree, TreeDraft, WithoutReplacement
-from mmspec.sampling.tree_rejection import verify_tree
 
 pytest.importorskip("triton")
 
 from mmspec.kernels.fused_sampler import Settings
 from mmspec.rules.beta import Beta
-from mmspec.sampling import lazy_trees, lazy_verification  # noqa: F401 (they add what verifies)
+from mmspec.sampling.kernel_ops import KERNELS
 from mmspec.sampling.lazy_probs import LazyProbs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -62,7 +61,7 @@ def weights(*shape: int) -> tuple[Tensor, Tensor]:
     return p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
 
 
-def given(p: Tensor, kind: str) -> Tensor:
+def given(p: Tensor, kind: str) -> Probs:
     """The distributions in one of the `KINDS`."""
     if kind == MEMORY:
         return p.clone()
@@ -70,8 +69,7 @@ def given(p: Tensor, kind: str) -> Tensor:
     ones = torch.ones(flat.shape[:2])
     probs = LazyProbs.of(Logits(flat.log(), None), Settings(ones, torch.ones(len(p)), None, None, None, None))
     cells = probs.unflatten(1, p.shape[1:-1]) if p.ndim > 3 else probs
-    if kind == READ:
-        assert isinstance(cells, LazyProbs) and cells.stats is not None
+    assert kind != READ or cells.stats is not None
     return cells
 
 
@@ -90,42 +88,37 @@ def found(verdict: Any) -> list[Tensor]:
     return [torch.from_numpy(np.array(verdict.accepted)), *own]
 
 
-def window(p: Tensor, q: Tensor, x: Tensor, rule: Accept = ratio) -> Verdict:
-    return verify(p, Draft(x, q), rule, uniforms(1, *p.shape[:2]), uniforms(2, *p.shape[:2]))
+def window(ops: TorchOps, p: Probs, q: Probs, x: Tensor, rule: Accept = ratio) -> Verdict:
+    return ops.verify(p, Draft(x, q), rule, uniforms(1, *p.shape[:2]), uniforms(2, *p.shape[:2]))
 
 
-def coupled(p: Tensor, verdict: Verdict) -> list[Tensor]:
+def coupled(ops: TorchOps, p: Probs, verdict: Verdict) -> list[Tensor]:
     """The tokens after the resampled one, which are those that are reused."""
     numbers = uniforms(1, *p.shape[:2]), uniforms(2, *p.shape[:2])
-    found = couple_maximally(p, verdict, *numbers), couple_fresh(p, verdict, numbers[1])
+    found = ops.couple_maximally(p, verdict, *numbers), ops.couple_fresh(p, verdict, numbers[1])
     return [tokens[row, 1 + count :] for tokens in found for row, count in enumerate(verdict.accepted)]
 
 
-def couple(p: Tensor, q: Tensor, x: Tensor) -> list[Tensor]:
+def couple(ops: TorchOps, p: Probs, q: Probs, x: Tensor) -> list[Tensor]:
     """With the draft as it is given, and as a verdict has it."""
-    verdict = window(p, q, x)
+    verdict = window(ops, p, q, x)
     given = Verdict(torch.cat([x, x[:, :1]], dim=1), np.array([1, 3, 0, 2]), p, Draft(x, q))
-    return coupled(p, given) + coupled(verdict.p, verdict)
+    return coupled(ops, p, given) + coupled(ops, verdict.p, verdict)
 
 
-WINDOWS: dict[str, Callable[[Tensor, Tensor, Tensor], list[Tensor]]] = {
-    "ratio": lambda p, q, x: [ratio(p[:, :3], q, x)],
-    # That of equal distributions is what rounding leaves.
-    "residual": lambda p, q, x: [
-        sample(residual(p[[0, 2, 3], :3], q[[0, 2, 3]]), uniforms(3, 3, 3), fallback=p[[0, 2, 3], :3])
-    ],
-    "point mass": lambda p, q, x: [point_mass(q, x, 1, np.eye(B, 2, dtype=bool)) + 0],
-    "one-hot": lambda p, q, x: [one_hot(p, x) + 0],
-    "log-probs": lambda p, q, x: [log_probs(p, 1) + 0],
-    "likeliest": lambda p, q, x: [likeliest(q + 0, 3)[0]],
-    "exact": lambda p, q, x: found(window(p, q, x)),
-    "relaxed": lambda p, q, x: found(window(p, q, x, Beta(0.3))),
-    "no kernel": lambda p, q, x: found(window(p, q, x, by_groups)),
-    "alone": lambda p, q, x: found(window(p[:, :1], q[:, :0], x[:, :0])),
+WINDOWS: dict[str, Callable[[TorchOps, Probs, Probs, Tensor], list[Tensor]]] = {
+    "point mass": lambda ops, p, q, x: [dense(ops.point_mass(q, x, 1, np.eye(B, 2, dtype=bool)))],
+    "one-hot": lambda ops, p, q, x: [dense(ops.one_hot(p, x))],
+    "log-probs": lambda ops, p, q, x: [ops.log_probs(p, 1)],
+    "sampled": lambda ops, p, q, x: [ops.sample(p, uniforms(3, B, 4)), ops.sample_draft(q, uniforms(3, B, 3))],
+    "exact": lambda ops, p, q, x: found(window(ops, p, q, x)),
+    "relaxed": lambda ops, p, q, x: found(window(ops, p, q, x, Beta(0.3))),
+    "no kernel": lambda ops, p, q, x: found(window(ops, p, q, x, by_groups)),
+    "alone": lambda ops, p, q, x: found(window(ops, p[:, :1], q[:, :0], x[:, :0])),
     "coupled": couple,
-    "rows": lambda p, q, x: found(window(p[[2, 0]], q[[2, 0]], x[[2, 0]])),
-    "groups": lambda p, q, x: [q[:, 1:].unflatten(1, (2, 1))[torch.tensor([3, 0]), torch.tensor([1, 0])] + 0],
-    "joined": lambda p, q, x: [torch.cat([q[:, 1:2], p[:, :1], q[:, :1]], dim=1) + 0],
+    "rows": lambda ops, p, q, x: found(window(ops, p[[2, 0]], q[[2, 0]], x[[2, 0]])),
+    "groups": lambda ops, p, q, x: [dense(q[:, 1:].unflatten(1, (2, 1))[torch.tensor([3, 0]), torch.tensor([1, 0])])],
+    "joined": lambda ops, p, q, x: [dense(ops.cat([q[:, 1:2], p[:, :1], q[:, :1]]))],
 }
 
 
@@ -134,25 +127,25 @@ def test_windows(name: str) -> None:
     p, q = weights(4)
     q = q[:, :3]
     x = sample(q, uniforms(0, B, 3))
-    check(lambda p, q: WINDOWS[name](p, q, x), p, q)
+    check(lambda ops, p, q: WINDOWS[name](ops, p, q, x), p, q)
 
 
-def check(function: Callable[[Tensor, Tensor], list[Tensor]], p: Tensor, q: Tensor) -> None:
-    """A function of two distributions gives the same for all kinds as for two that are in memory."""
-    wanted = function(p.clone(), q.clone())
-    for kinds in KINDS:
-        for one, other in zip(function(given(p, kinds[0]), given(q, kinds[1])), wanted, strict=True):
+def check(function: Callable[[TorchOps, Probs, Probs], list[Tensor]], p: Tensor, q: Tensor) -> None:
+    """A function of two distributions gives the same in torch and by kernels, for all kinds as for two in memory."""
+    wanted = function(TORCH, p.clone(), q.clone())
+    for ops, kinds in product((TORCH, KERNELS), KINDS):
+        for one, other in zip(function(ops, given(p, kinds[0]), given(q, kinds[1])), wanted, strict=True):
             if other.dtype.is_floating_point:
-                assert torch.allclose(one, other, rtol=1e-5, atol=1e-6), kinds
+                assert torch.allclose(one, other, rtol=1e-5, atol=1e-6), (ops, kinds)
             else:
-                assert torch.equal(one, other), kinds
+                assert torch.equal(one, other), (ops, kinds)
 
 
 SIBLINGS: dict[str, tuple[Callable[[Tensor], Any], Any]] = {
-    "distinct": (WithoutReplacement, verify_tree),
-    "independent": (Independent, verify_tree),
-    "chosen": (lambda q: Chosen(V), verify_tree),
-    "k-seq": (Independent, verify_drafts),
+    "distinct": (WithoutReplacement, "verify_tree"),
+    "independent": (Independent, "verify_tree"),
+    "chosen": (lambda q: Chosen(V), "verify_tree"),
+    "k-seq": (Independent, "verify_drafts"),
 }
 
 
@@ -169,8 +162,9 @@ def test_trees(name: str, rule: Accept) -> None:
         first = likeliest(q[:, 0], 2)[0]  # two tokens
     tokens = torch.cat([first, sample(q[:, 1:], uniforms(1, B, 2))], dim=1)
 
-    def verdict(p: Tensor, q: Tensor) -> list[Tensor]:
-        return found(test(p, TreeDraft(tree, tokens, siblings(q)), rule, uniforms(2, B, 4), uniforms(3, B, 3)))
+    def verdict(ops: TorchOps, p: Probs, q: Probs) -> list[Tensor]:
+        draft = TreeDraft(tree, tokens, siblings(dense(q)))
+        return found(getattr(ops, test)(p, draft, rule, uniforms(2, B, 4), uniforms(3, B, 3)))
 
     check(verdict, p, q)
 
@@ -182,9 +176,9 @@ def test_columns(rule: Accept) -> None:
     q = q[:, :3].contiguous()
     x = sample(q, uniforms(0, B, 3, K))
 
-    def verdict(p: Tensor, q: Tensor) -> list[Tensor]:
+    def verdict(ops: TorchOps, p: Probs, q: Probs) -> list[Tensor]:
         rng = CounterRNG([1, 2, 3, 4], CPU).window(positions, 4)
-        made = verify_columns(p, Draft(x, q), rule, rng, None)
-        return [*found(made), couple_columns(p, Draft(x, q), rng), couple_columns(made.p, made.draft, rng)]
+        made = ops.verify_columns(p, Draft(x, q), rule, rng, None)
+        return [*found(made), ops.couple_columns(p, Draft(x, q), rng), ops.couple_columns(made.p, made.draft, rng)]
 
     check(verdict, p, q)

@@ -12,8 +12,8 @@ from fixed_runner import FixedRunner, trees_of_kernels_and_host
 from torch import Tensor
 
 from mmspec.decoding.layout import Layout
-from mmspec.drafters.tree import dyspec
 from mmspec.drafters.tree.dyspec import DySpecDrafter
+from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.tree import WithoutReplacement
 from mmspec.testing.exactness import ExactnessResult, check
@@ -110,7 +110,7 @@ RECIPES = ["tree-sampled:window=6", "tree-sampled:window=8,depth=2,guidance=2", 
 
 
 def checked(recipe: str, patch: pytest.MonkeyPatch) -> ExactnessResult:
-    patch.setattr(dyspec, "choose", lambda device: "triton")
+    patch.setattr(TorchOps, "by_kernels", True)
     return check(recipe, SamplingParams(temperature=1.6), samples=60_000, layout=Layout(length=4, width=2), seed=1)
 
 

@@ -14,6 +14,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.drafters.stopping import StoppingDrafter
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -75,13 +76,13 @@ class Fixed:
         self._sampler = TokenSampler([SamplingParams(0.8, top_k=20)] * 3, None, device)
         self._logits = torch.randn(VOCAB, VOCAB, device=device) * torch.logspace(0, 1.3, VOCAB, device=device)[:, None]
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         return self._probs(state.last(), state.positions(1))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         return self._probs(tokens, state.positions(first + 1)[:, first:])
 
-    def _probs(self, tokens: Tensor, positions: np.ndarray) -> Tensor:
+    def _probs(self, tokens: Tensor, positions: np.ndarray) -> Probs:
         self.calls += 1
         return self._sampler(Logits(self._logits[tokens], None), positions)
 
@@ -109,7 +110,7 @@ def test_drafts_are_those_of_the_drafter(
     ours, theirs = found
     assert torch.equal(ours.tokens, theirs.tokens) and calls[0] == calls[1]
     assert ours.window is not None and torch.equal(ours.window[:, 1:], ours.tokens)
-    q = torch.as_tensor(ours.q + 0.0)
+    q = dense(ours.q)
     assert torch.allclose(q, theirs.q, atol=1e-5)
     certain = (theirs.q.gather(-1, theirs.tokens[..., None]) == 1).sum()
     assert 0 < certain < theirs.tokens.numel(), "a weak test: no row stops, or every row"

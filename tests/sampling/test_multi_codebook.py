@@ -164,7 +164,7 @@ def test_whole_columns_are_accepted_more_often(codebooks: int, apart: float) -> 
     """1024 entries, 1000 columns: the joint test against a test of every cell."""
     p, q = probs(1000, codebooks, 1024, apart)
     x = sample(q, torch.rand(1000, codebooks, generator=torch.Generator().manual_seed(1)))
-    joint = float(acceptance_probs(ratio, p[:, None], Draft(x[:, None], q[:, None]), None).clamp(max=1).mean())
+    joint = float(acceptance_probs(ratio, p[:, None], q[:, None], x[:, None], None).clamp(max=1).mean())
     by_cell = float(torch.minimum(p, q).sum(-1).prod(-1).mean())
     print(f"K={codebooks}: cell by cell {by_cell:.3f}, joint {joint:.3f}")
     assert joint > by_cell * (1.4 if codebooks == 4 else 2)
@@ -215,7 +215,7 @@ def test_thinning_ends_if_the_residual_is_empty(monkeypatch: pytest.MonkeyPatch)
 def test_equal_distributions_accept_whatever_the_random_number() -> None:
     p, _ = probs(50, 9, 1000, 0.0)
     x = sample(p, torch.rand(50, 9))
-    assert (acceptance_probs(ratio, p[:, None], Draft(x[:, None], p[:, None].clone()), None) == 1).all()
+    assert (acceptance_probs(ratio, p[:, None], p[:, None].clone(), x[:, None], None) == 1).all()
 
 
 def test_thirty_two_ratios_stay_numbers() -> None:
@@ -223,7 +223,7 @@ def test_thirty_two_ratios_stay_numbers() -> None:
     p, q = torch.full((1, 1, 32, 2), 0.5), torch.full((1, 1, 32, 2), 0.5)
     q[:, :, :16, 0], p[:, :, 20, 0] = 1e-30, 0.0
     x = torch.zeros(1, 1, 32, dtype=torch.int64)
-    assert float(acceptance_probs(ratio, p, Draft(x, q), None)) == 0
+    assert float(acceptance_probs(ratio, p, q, x, None)) == 0
 
 
 @pytest.mark.parametrize("rule", ["beta:beta=0.3", "top-m:m=1", "ensemble", "omega"])
@@ -310,9 +310,9 @@ def resample_from_p(patch: pytest.MonkeyPatch) -> None:
 def every_cell_tested_alone(patch: pytest.MonkeyPatch) -> None:
     """The product of clamped ratios, with the residual of the joint distribution."""
 
-    def clamped(rule: object, p: Tensor, draft: Draft, free: Tensor | None) -> Tensor:
-        x = draft.tokens.clamp(max=p.shape[-1] - 1)
-        return ratio(p, draft.q, x).clamp(max=1).prod(-1).double()
+    def clamped(rule: object, p: Tensor, q: Tensor, tokens: Tensor, free: Tensor | None) -> Tensor:
+        x = tokens.clamp(max=p.shape[-1] - 1)
+        return ratio(p, q, x).clamp(max=1).prod(-1).double()
 
     patch.setattr(mmspec.sampling.multi_codebook, "acceptance_probs", clamped)
 
@@ -330,7 +330,7 @@ def forced_cells_counted(patch: pytest.MonkeyPatch) -> None:
     def counted(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, free: Tensor | None) -> Verdict:
         return verify(p, draft, rule, rng, None)
 
-    patch.setattr(mmspec.sampling.sampler, "verify_columns", counted)
+    patch.setattr(mmspec.sampling.multi_codebook, "verify_columns", counted)
     patch.setattr(ColumnSampler, "__call__", raw)
 
 

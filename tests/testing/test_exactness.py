@@ -47,6 +47,7 @@ from mmspec.heads.outer import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, ratio, residual, sample
 from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, WindowRNG
@@ -233,7 +234,7 @@ def share_draft_noise_with_resample(patch: pytest.MonkeyPatch) -> None:
 
 
 def init_by_argmax_but_claim_softmax(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mmspec.drafters.chain, "sample_draft", lambda q, u: q.argmax(-1))
+    patch.setattr(TorchOps, "sample_draft", staticmethod(lambda q, u: q.argmax(-1)))
 
 
 def stale_q_in_coupling(patch: pytest.MonkeyPatch) -> None:
@@ -267,7 +268,7 @@ def stale_q_in_lock_step(patch: pytest.MonkeyPatch) -> None:
             tokens[:, :m] = torch.where(kept, verdict.draft.tokens, tokens[:, :m])
         return tokens
 
-    patch.setattr(mmspec.sampling.sampler, "verify", lock_step)
+    patch.setattr(TorchOps, "verify", staticmethod(lock_step))
     patch.setitem(mmspec.drafters.coupling.COUPLINGS, "fresh", coupling)
 
 
@@ -277,7 +278,7 @@ def share_accept_coin_with_resample(patch: pytest.MonkeyPatch) -> None:
     def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
         return mmspec.sampling.rejection.verify(p, draft, rule, accept_u, accept_u)
 
-    patch.setattr(mmspec.sampling.sampler, "verify", verify)
+    patch.setattr(TorchOps, "verify", staticmethod(verify))
 
 
 def skip_roll_back(patch: pytest.MonkeyPatch) -> None:
@@ -394,7 +395,7 @@ def draft_without_other_layers(patch: pytest.MonkeyPatch) -> None:
         other = q.flip(-1) + q
         return mmspec.sampling.rejection.sample(other / other.sum(-1, keepdim=True), u)
 
-    patch.setattr(mmspec.drafters.chain, "sample_draft", sample)
+    patch.setattr(TorchOps, "sample_draft", staticmethod(sample))
 
 
 def commit_the_guess(patch: pytest.MonkeyPatch) -> None:

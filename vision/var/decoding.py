@@ -229,7 +229,7 @@ def map_distances(
         first += side**2
     positions = np.tile(np.arange(first), (len(labels), 1))
     p, q = (
-        TokenSampler(samplings, None, large.device)(
+        TokenSampler(samplings, None, large.device).probs(
             Logits(_Model(model, labels, scale != 0).logits(inputs, scale), None), positions
         )
         for model in (large, small)

@@ -45,6 +45,7 @@ from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device, window_positions
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
 
 INPUTS = ("audio_input_ids", "audio_input_ids_mask")  # that are read
@@ -262,7 +263,7 @@ class HiggsTarget(HistoryTarget):
             return Logits(z, None)
         width = z.shape[1]
         cell_positions = positions.repeat(self._codebooks, axis=1)
-        p = self._sampler(Logits(z.flatten(1, 2), None), cell_positions).unflatten(1, (width, self._codebooks))
+        p = dense(self._sampler(Logits(z.flatten(1, 2), None), cell_positions)).unflatten(1, (width, self._codebooks))
         again = self._repetitive(positions)
         p = p.masked_fill(again, 0.0) + (p * again).sum(-1, keepdim=True) * raw.softmax(-1)
         return Logits(p.log(), None)

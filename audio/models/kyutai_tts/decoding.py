@@ -26,6 +26,7 @@ from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.sampler import TokenSampler
 
@@ -377,7 +378,7 @@ def decision(logits: Tensor, sampling: SamplingParams) -> Tensor:
     """
     flat = logits.flatten(0, -2)[None].float()
     sampler = TokenSampler([SamplingParams(sampling.temperature, TEXT_TOP_K)], None, logits.device)
-    p = sampler(Logits(flat, None), np.zeros(flat.shape[:2], dtype=np.int64))[0, :, NEW_WORD_ID].clamp(max=1)
+    p = dense(sampler(Logits(flat, None), np.zeros(flat.shape[:2], dtype=np.int64)))[0, :, NEW_WORD_ID].clamp(max=1)
     out = torch.stack([1 - p, p, torch.zeros_like(p)], dim=-1)
     assert (PAD, WORD, LAST) == (0, 1, 2)
     return out.log().view(*logits.shape[:-1], LAST + 1)

@@ -29,7 +29,7 @@ from mmspec.metrics.bench.gpu.timing import copy_bandwidth, first_call, product_
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rejection import Draft, ratio, sample
+from mmspec.sampling.rejection import Draft, ratio
 from mmspec.sampling.rng import RESAMPLE, CounterRNG
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.vision.llamagen.graph_cache import new_target
@@ -224,10 +224,10 @@ def _windows(
     def call(logits: Logits) -> object:
         before = Logits(logits.cond[:, :-1], None if logits.uncond is None else logits.uncond[:, :-1])
         q = sampler(before, positions[:, :-1])
-        tokens = sample(q, rng.window(positions[:, :-1], 0)[RESAMPLE])
+        tokens = sampler.ops.sample(q, rng.window(positions[:, :-1], 0)[RESAMPLE])
         draws = rng.window(positions, 1)
         verdict = sampler.verify(sampler(logits, positions), Draft(tokens, q), ratio, draws)
-        return sample(verdict.p, draws[RESAMPLE])
+        return sampler.ops.sample(verdict.p, draws[RESAMPLE])
 
     return [lambda z=z: call(z) for z in inputs[:4]]  # type: ignore[misc]
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.kernels.backend import choose
 from mmspec.sampling.mirrored import on_device, part
 from mmspec.sampling.multi_codebook import entries
-from mmspec.sampling.rejection import Draft, Verdict, point_mass
+from mmspec.sampling.probs import Probs, dense
+from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
 
 # (left, u) -> columns, int64 [B, K]. `left` is the column before, with forced ids mapped to entries of the vocabulary;
@@ -63,7 +63,7 @@ class ColumnRecycle:
         # An unseen token is followed by itself.
         itself = torch.arange(vocab_size, dtype=torch.int32, device=device)
         self.table = itself.expand(batch_size, codebooks, -1).clone()
-        self._stored: Tensor | None = None  # the distributions that `update` was called with last
+        self._stored: Probs | None = None  # the distributions that `update` was called with last
 
     def __call__(self, left: Tensor, u: Tensor) -> Tensor:
         return self.table.gather(2, left[..., None])[..., 0].long()
@@ -90,7 +90,7 @@ class ColumnRecycle:
                 recycle_columns(read, positions, limits, p.stats.ints, self.table)
                 return
         left = state.last() if p.shape[1] == 1 else torch.cat([state.last(), verdict.draft.tokens], dim=1)
-        entry, best = entries(left, p.shape[-1])[..., None], p.argmax(-1, keepdim=True).int()
+        entry, best = entries(left, p.shape[-1])[..., None], dense(p).argmax(-1, keepdim=True).int()
         own = state.own_slots(draws.positions)[..., None, None]
         for slot in range(p.shape[1]):  # one after the other: if a token occurs twice, the later slot wins
             new = torch.where(own[:, slot], best[:, slot], self.table.gather(2, entry[:, slot]))
@@ -113,13 +113,13 @@ class ColumnKernel:
         self,
         state: BatchState,
         draws: WindowRNG,
-        p: Tensor,
+        p: Probs,
         tokens: Tensor | None,
-        q: Tensor | None,
+        q: Probs | None,
         accepted: NDArray[np.int64],
     ) -> Draft | None:
         """See `mmspec.drafters.kernel_drafts.WindowKernel`."""
-        if choose(state.device.type) != "triton" or type(p) is Tensor:
+        if isinstance(p, Tensor) or isinstance(q, Tensor):
             return None
         # Imported here: Triton may be missing.
         from mmspec.kernels import column_drafts
@@ -127,8 +127,6 @@ class ColumnKernel:
         from mmspec.sampling.lazy_probs import LazyProbs
         from mmspec.sampling.lazy_verification import column_numbers
 
-        if not isinstance(p, LazyProbs) or not (q is None or isinstance(q, LazyProbs)):
-            return None
         previous, stats = None, p.stats
         if tokens is not None and q is not None:
             stats = q.stats
@@ -190,4 +188,4 @@ class ColumnInitDrafter:
             columns.append(left)
         tokens = torch.stack(columns, dim=1)
         entry = entries(tokens, vocab_size)
-        return Draft(tokens, point_mass(draft.q, entry, 0, new[..., None].expand(entry.shape)))
+        return Draft(tokens, state.ops.point_mass(draft.q, entry, 0, new[..., None].expand(entry.shape)))

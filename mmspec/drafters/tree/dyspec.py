@@ -26,16 +26,16 @@ from numpy.typing import NDArray
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
+from mmspec.decoding.tree_loop import verify_tree
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.drafters.tree.grown import grown_tree
-from mmspec.kernels.backend import choose
 from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.rng import DRAFT
 from mmspec.sampling.tree import Tree, TreeDraft, WithoutReplacement
-from mmspec.sampling.tree_rejection import verify_tree
 
 
 class DySpecDrafter(RunnerDrafter):
@@ -55,7 +55,7 @@ class DySpecDrafter(RunnerDrafter):
         self._depth = depth
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
-        if choose(state.device.type) == "triton":
+        if state.ops.by_kernels:
             return self._propose_by_kernels(state, np.asarray(iteration))
         batch = len(state.ids)
         rows, row = np.arange(batch), torch.arange(batch, device=state.device)
@@ -69,13 +69,13 @@ class DySpecDrafter(RunnerDrafter):
         counts = np.zeros((batch, self._depth), dtype=np.int64)  # nodes of each depth so far
         parents = np.zeros((batch, nodes), dtype=np.int64)
         tokens = torch.zeros(batch, nodes, dtype=torch.int64, device=state.device)
-        probs = self._runner.root(state)
+        probs = dense(self._runner.root(state))
         remaining = probs.clone()  # without the children so far
         for j in range(nodes):
             entry = value[:, : 1 + j].argmax(1)
             if (read := probs.shape[1]) <= entry.max():
                 tree = Tree(parents[:, :j], state.device)
-                new = self._runner.nodes(state, tokens[:, read - 1 : j], tree, read)
+                new = dense(self._runner.nodes(state, tokens[:, read - 1 : j], tree, read))
                 probs, remaining = torch.cat([probs, new], dim=1), torch.cat([remaining, new], dim=1)
             entry_depth = depth[rows, entry]
             place = counts[rows, entry_depth]
@@ -98,7 +98,7 @@ class DySpecDrafter(RunnerDrafter):
         # Imported here: Triton may be missing.
         from mmspec.kernels.sampled_tree import sample_depth
         from mmspec.kernels.tree_shape import tree_shape
-        from mmspec.sampling.lazy_probs import stats_of
+        from mmspec.sampling.lazy_probs import lazy
 
         nodes = self._nodes
         height = min(self._depth, nodes)
@@ -107,12 +107,12 @@ class DySpecDrafter(RunnerDrafter):
         draws, (of_nodes, *arrays) = state.window_with(height + 1, iteration, [of_nodes, *needed])
         self.take_arrays(arrays)
         u, before, last = draws.uniforms(DRAFT, 0, nodes), on_device(state.before, state.device), state.last()
-        grown = sample_depth(stats_of(self._runner.root(state)), u[:, 0], last, None, 0)
+        grown = sample_depth(lazy(self._runner.root(state)).stats, u[:, 0], last, None, 0)
         for depth in range(1, height):
             # All nodes are read, since their places in the tree before were other ones; no children are needed.
             tree = Tree.on_device(tree_shape(grown.parents, before, depth, 1), None, depth, chain=False)
             q = self._runner.nodes(state, grown.window[:, 1:], tree, 1)
-            grown = sample_depth(stats_of(q), u[:, depth], last, grown, depth)
+            grown = sample_depth(lazy(q).stats, u[:, depth], last, grown, depth)
         shape = tree_shape(grown.parents, before, height, nodes)
         siblings = WithoutReplacement(grown.probs)
         return grown_tree(state, shape, height, grown.window, siblings, draws, of_nodes)

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
+from mmspec.decoding.tree_loop import verify_tree
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.drafters.tree.grown import grown_tree
-from mmspec.kernels.backend import choose
 from mmspec.sampling.likeliest import likeliest
 from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.probs import dense
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
-from mmspec.sampling.tree_rejection import verify_tree
 
 
 class DynamicTreeDrafter(RunnerDrafter):
@@ -52,10 +52,10 @@ class DynamicTreeDrafter(RunnerDrafter):
         self._siblings = Chosen(vocab_size)
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
-        if choose(state.device.type) == "triton":
+        if state.ops.by_kernels:
             return self._propose_by_kernels(state, np.asarray(iteration))
         batch = len(state.ids)
-        token, joint = likeliest(self._runner.root(state)[:, 0], self._top)
+        token, joint = likeliest(dense(self._runner.root(state))[:, 0], self._top)
         # By candidate node: its token, its joint probability, and its parent candidate (0: the root, i + 1: candidate
         # i).
         tokens, joints, parents = [token], [joint], [torch.zeros_like(token)]
@@ -69,7 +69,7 @@ class DynamicTreeDrafter(RunnerDrafter):
             first = 1 + read.shape[1]
             read = torch.cat([read, owner.gather(1, best)], dim=1)
             tree = Tree(read.cpu().numpy(), state.device)
-            q = self._runner.nodes(state, token.gather(1, best), tree, first)
+            q = dense(self._runner.nodes(state, token.gather(1, best), tree, first))
             parents.append((start + 1 + best).repeat_interleave(self._top, dim=1))
             start += joint.shape[1]
             token, probs = likeliest(q, self._top)
@@ -88,7 +88,7 @@ class DynamicTreeDrafter(RunnerDrafter):
         from mmspec.kernels import likeliest as likeliest_kernel
         from mmspec.kernels.grow_tree import Beams, Candidates, choose_nodes, grow_level
         from mmspec.kernels.tree_shape import tree_shape
-        from mmspec.sampling.lazy_probs import stats_of
+        from mmspec.sampling.lazy_probs import lazy
 
         batch, top, levels = len(state.ids), self._top, self._depth - 1
         sizes = [top]  # candidates of each level
@@ -111,7 +111,7 @@ class DynamicTreeDrafter(RunnerDrafter):
         read, depth = before[:, None][:, :0], [0]
         start = previous = first = 0
         for level, size in enumerate(sizes):
-            tokens, probs = likeliest_kernel.likeliest(stats_of(q), top)
+            tokens, probs = likeliest_kernel.likeliest(lazy(q).stats, top)
             width = min(self._beams, size) if level < levels else 0
             beams = grow_level(tokens, probs, beams, candidates, start, previous, first, width)
             if not width:

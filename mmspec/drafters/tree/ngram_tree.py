@@ -18,15 +18,15 @@ from torch import Tensor
 from mmspec.decoding.adaptive_branching import Branches, Branching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
+from mmspec.decoding.tree_loop import verify_tree
 from mmspec.drafters.kernel_drafts import ForcedOnDevice
 from mmspec.drafters.ngram import NGramTable, Table
 from mmspec.drafters.tree.specinfer import branching_of
 from mmspec.errors import ArgumentError
-from mmspec.kernels.backend import choose
 from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
-from mmspec.sampling.tree_rejection import Outcome, verify_tree
+from mmspec.sampling.tree_rejection import Outcome
 
 
 class NGramTreeDrafter:
@@ -61,7 +61,7 @@ class NGramTreeDrafter:
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         width, constraint = state.layout.width, state.layout.constraint
         branch = self._branch = self._branching.choose()
-        if self._best is not None and choose(state.device.type) == "triton":
+        if self._best is not None and state.ops.by_kernels:
             return self._draft_by_kernel(state, branch, self._best, iteration)
         positions = state.positions(len(branch))
         before, last = state.last(2).split(1, dim=1)

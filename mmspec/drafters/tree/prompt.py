@@ -24,9 +24,11 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.prompt import PromptTokens
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.ops import TorchOps
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree import Tree, TreeDraft
-from mmspec.sampling.tree_rejection import Outcome, TreeVerdict, verify_tree
+from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
 
 
 class PromptRunner:
@@ -46,10 +48,10 @@ class PromptRunner:
     calls = 0
 
     def __init__(self, batch_size: int, count: int, vocab_size: int, device: torch.device) -> None:
-        self._q = torch.full((batch_size, count, vocab_size), 1 / vocab_size, device=device)
-        self._read = self._q[:, None]  # float32 [B, entries, m, V], at the prompts of the latest tree
+        self._q: Probs = torch.full((batch_size, count, vocab_size), 1 / vocab_size, device=device)
+        self._read: Probs = self._q[:, None]  # [B, entries, m, V], at the prompts of the latest tree
 
-    def read(self, probs: Tensor) -> None:
+    def read(self, probs: Probs) -> None:
         """Takes the distributions at the prompt tokens of each entry, float32 [B, entries, m, V]."""
         self._read = probs
 
@@ -58,10 +60,10 @@ class PromptRunner:
             last = on_device(verdict.last, self._read.device)
             self._q = self._read[torch.arange(len(last), device=last.device), last]
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         return self._q[:, :1]
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         return self._q[:, tree.depth[0, first : first + tokens.shape[1]]]
 
 
@@ -99,13 +101,16 @@ class PromptDrafter:
         prompts = self._prompts.repeat(len(draft.tokens), 1 + draft.tokens.shape[1])
         return TreeDraft(self._prompted(draft.tree), torch.cat([draft.tokens, prompts], dim=1), draft.siblings)
 
-    def verify(self, p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:
+    def verify(
+        self, ops: TorchOps, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
+    ) -> TreeVerdict:
         """Verifies the nodes; see `mmspec.sampling.tree_rejection.verify_tree`."""
         own = self._draft
         assert own is not None, "a tree is proposed before it is verified"
         count = own.tokens.shape[1]
         self._runner.read(p[:, 1 + count :].unflatten(1, (1 + count, len(self._prompts))))
-        return verify_tree(p[:, : 1 + count], own, rule, accept_u[:, :count], resample_u[:, : 1 + own.tree.height])
+        numbers = accept_u[:, :count], resample_u[:, : 1 + own.tree.height]
+        return ops.verify_tree(p[:, : 1 + count], own, rule, *numbers)
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         self._nodes.observe(verdict, state)

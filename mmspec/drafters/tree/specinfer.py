@@ -21,16 +21,18 @@ from torch import Tensor
 from mmspec.decoding.adaptive_branching import AdaptiveBranching, Branches, Branching, FixedBranching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.tree_loop import TreeVerification
+from mmspec.decoding.tree_loop import TreeVerification, verify_tree
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.knobs import LARGEST, branches
-from mmspec.sampling.k_seq import verify_drafts
+from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.ops import TorchOps
+from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Independent, Siblings, Tree, TreeDraft, TreeNumbers, WithoutReplacement
-from mmspec.sampling.tree_rejection import Outcome, verify_tree
+from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
 
 
 @dataclass(frozen=True)
@@ -83,21 +85,21 @@ class StaticTreeDrafter(RunnerDrafter):
         numbers, arrays = state.tree_numbers(tree, iteration, needed)
         self.take_arrays(arrays)
         u, root = numbers.of_nodes(DRAFT), self._runner.root(state)
-        if type(root) is not Tensor:
+        if not isinstance(root, Tensor):
             return self._sample_by_kernel(state, tree, branch, numbers, root)
         probs = [root]
         levels: list[Tensor] = []
         first = 1
         for count in branch:
             if levels:
-                probs.append(self._runner.nodes(state, levels[-1], tree, first))
+                probs.append(dense(self._runner.nodes(state, levels[-1], tree, first)))
                 first += levels[-1].shape[1]
             size = probs[-1].shape[1] * count
             levels.append(self._sampler.draw(probs[-1], u[:, first - 1 : first - 1 + size].unflatten(1, (-1, count))))
         return TreeDraft(tree, torch.cat(levels, dim=1), self._sampler.siblings(torch.cat(probs, dim=1)), numbers)
 
     def _sample_by_kernel(
-        self, state: BatchState, tree: Tree, branch: Branches, numbers: TreeNumbers, root: Tensor
+        self, state: BatchState, tree: Tree, branch: Branches, numbers: TreeNumbers, root: Probs
     ) -> TreeDraft:
         """As `propose`, after the call of `root`, with one launch per level."""
         # Imported here: Triton may be missing.
@@ -128,6 +130,13 @@ def sample_without_replacement(q: Tensor, u: Tensor) -> Tensor:
         children.append(sample(remaining, u[..., i], fallback=q))
         remaining = remaining.scatter(-1, children[-1][..., None], 0.0)
     return torch.stack(children, dim=-1).flatten(1)
+
+
+def verify_drafts(
+    ops: TorchOps, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
+) -> TreeVerdict:
+    """Tests independent drafts together, see `mmspec.sampling.k_seq`; a `TreeVerification`."""
+    return ops.verify_drafts(p, draft, rule, accept_u, resample_u)
 
 
 DISTINCT = SiblingSampler(sample_without_replacement, WithoutReplacement, distinct=True)

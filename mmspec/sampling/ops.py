@@ -1,0 +1,170 @@
+"""The operations on the probabilities of a window: `TorchOps`, the reference, or the Triton kernels, chosen once.
+
+A batch and its samplers ask `ops_on` for those of their device. `mmspec.sampling.kernel_ops.KernelOps` has the same
+methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.kernels.backend import choose
+from mmspec.sampling import coupling, k_seq, multi_codebook, rejection, tree_rejection
+from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.constraints import ForcedCells
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.probs import Probs, dense
+from mmspec.sampling.rejection import Draft, Verdict
+from mmspec.sampling.rng import CounterRNG, WindowRNG
+from mmspec.sampling.tree import TreeDraft
+from mmspec.sampling.tree_rejection import TreeVerdict
+
+if TYPE_CHECKING:
+    from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict
+    from mmspec.sampling.sampler import TokenSampler
+
+
+class TorchOps:
+    """The reference: probabilities are tensors.
+
+    Attributes:
+        by_kernels: Whether Triton kernels run.
+    """
+
+    by_kernels = False
+
+    def probs(self, sampler: TokenSampler, logits: Logits, positions: NDArray[np.int64]) -> Probs:
+        """The distributions of a window; see `mmspec.sampling.sampler.TokenSampler`."""
+        return sampler.probs(logits, positions)
+
+    def force(self, p: Probs, cells: ForcedCells, positions: NDArray[np.int64]) -> Probs:
+        """Distributions of columns, [B, W, K, V], with point masses in forced cells; `positions` are host int64 [B, W].
+
+        They have not been sampled from.
+        """
+        p, forced = dense(p), cells.on(p.device, positions)
+        if forced is None:
+            return p
+        return rejection.point_mass(p, multi_codebook.entries(forced, p.shape[-1]), 0, forced >= 0)
+
+    def put(self, p: Probs, tokens: Tensor, cells: ForcedCells | None, positions: NDArray[np.int64]) -> Tensor:
+        """Columns [B, W, K], sampled from `p`, with the ids of forced cells, which may be outside the vocabulary."""
+        return tokens if cells is None else cells.put(tokens, positions)
+
+    def sample(self, p: Probs, u: Tensor) -> Tensor:
+        """A token of each slot at `u` [B, W, ...]; see `mmspec.sampling.rejection.sample`."""
+        return rejection.sample(dense(p), u)
+
+    def sample_draft(self, q: Probs, u: Tensor) -> Tensor:
+        """As `sample`, for drafts that are verified: on a device, whether q is a distribution is checked only then."""
+        return rejection.sample(dense(q), u)
+
+    def sample_columns(self, p: Probs, rng: WindowRNG) -> Tensor:
+        """See `mmspec.sampling.multi_codebook.sample_columns`."""
+        return multi_codebook.sample_columns(dense(p), rng)
+
+    def sample_ahead(self, p: Probs, u: Tensor) -> PendingTokens | None:
+        """As `sample`, without waiting for a device; None where only `sample` can."""
+        return None
+
+    def verify(self, p: Probs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
+        """See `mmspec.sampling.rejection.verify`."""
+        return rejection.verify(dense(p), draft, rule, accept_u, resample_u)
+
+    def verify_ahead(
+        self, p: Probs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor
+    ) -> PendingVerdict | None:
+        """As `verify`, without waiting for a device; None where only `verify` can."""
+        return None
+
+    def verify_columns(
+        self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG, cells: ForcedCells | None
+    ) -> Verdict:
+        """See `mmspec.sampling.multi_codebook.verify_columns`."""
+        return multi_codebook.verify_columns(dense(p), draft, rule, rng, cells)
+
+    def verify_columns_ahead(self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
+        """As `verify_columns`, without waiting for a device; None where only that can."""
+        return None
+
+    def verify_tree(
+        self, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
+    ) -> TreeVerdict:
+        """See `mmspec.sampling.tree_rejection.verify_tree`."""
+        return tree_rejection.verify_tree(dense(p), draft, rule, accept_u, resample_u)
+
+    def verify_drafts(
+        self, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
+    ) -> TreeVerdict:
+        """See `mmspec.sampling.k_seq.verify_drafts`."""
+        return k_seq.verify_drafts(dense(p), draft, rule, accept_u, resample_u)
+
+    def couple_fresh(self, p: Probs, verdict: Verdict, resample_u: Tensor) -> Tensor:
+        """See `mmspec.sampling.coupling.couple_fresh`."""
+        return coupling.couple_fresh(dense(p), verdict, resample_u)
+
+    def couple_maximally(self, p: Probs, verdict: Verdict, accept_u: Tensor, resample_u: Tensor) -> Tensor:
+        """See `mmspec.sampling.coupling.couple_maximally`."""
+        return coupling.couple_maximally(dense(p), verdict, accept_u, resample_u)
+
+    def couple_by_noise(self, p: Probs, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
+        """See `mmspec.sampling.coupling.couple_by_noise`."""
+        return coupling.couple_by_noise(dense(p), rng, positions)
+
+    def couple_columns(
+        self, p: Probs, draft: Draft, rng: WindowRNG, accepted: NDArray[np.int64] | None = None
+    ) -> Tensor:
+        """See `mmspec.sampling.multi_codebook.couple_columns`."""
+        return multi_codebook.couple_columns(dense(p), draft, rng, accepted)
+
+    def couple_columns_by_noise(self, p: Probs, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
+        """See `mmspec.sampling.coupling.couple_columns_by_noise`."""
+        return coupling.couple_columns_by_noise(dense(p), rng, positions)
+
+    def check(self, p: Probs, tokens: Tensor) -> Tensor:
+        """Tokens that were sampled from `p` before it was known whether its distributions are valid.
+
+        Raises:
+            ModelError: If there are none because a distribution is invalid.
+        """
+        return tokens
+
+    def unchecked(self, p: Probs) -> Probs:
+        """Distributions of drafts, for whose samples nothing waits: verification finds the invalid ones."""
+        return p
+
+    def log_probs(self, p: Probs, more: int = 0) -> Tensor:
+        """See `mmspec.sampling.rejection.log_probs`."""
+        return rejection.log_probs(dense(p), more)
+
+    def point_mass(
+        self, q: Probs, tokens: Tensor, first: int, new: NDArray[np.bool_] | Tensor, inplace: bool = False
+    ) -> Probs:
+        """See `mmspec.sampling.rejection.point_mass`."""
+        return rejection.point_mass(dense(q), tokens, first, new, inplace)
+
+    def one_hot(self, like: Probs, tokens: Tensor) -> Probs:
+        """See `mmspec.sampling.rejection.one_hot`."""
+        return rejection.one_hot(dense(like), tokens)
+
+    def cat(self, probs: Sequence[Probs]) -> Probs:
+        """The distributions of a window [B, W, V], from those of its parts [B, n, V]."""
+        return torch.cat([dense(one) for one in probs], dim=1)
+
+
+TORCH = TorchOps()
+
+
+def ops_on(device: torch.device) -> TorchOps:
+    """The operations where a batch, or a sampler, has its tensors."""
+    if choose(device.type) != "triton":
+        return TORCH
+    from mmspec.sampling.kernel_ops import KERNELS  # Triton may be missing, and takes its time on a CPU
+
+    return KERNELS
