@@ -3,8 +3,8 @@
 A part of a batch names in `ROWS` which of its attributes hold something per row. Each of them is
 
 - None, or a tensor without elements: nothing yet;
-- a tensor, probabilities or a host array with the rows along its first axis, [B, ...], or [2 * B, ...] with guidance, where the
-  unconditional rows follow the conditional ones;
+- a tensor, probabilities or a host array with the rows along its first axis, [B, ...], or [2 * B, ...] with
+  guidance, where the unconditional rows follow the conditional ones;
 - a list with one item per row;
 - another part, a target, a sampler or a KV cache.
 

@@ -23,6 +23,7 @@ from mmspec.heads.outer import OuterHead
 from mmspec.hf.generate import GenerateJob, prepare
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Verdict
 from mmspec.testing.adapters import check_samples, check_windows, joint_probs
 from mmspec.testing.exactness import compare_with_joint
@@ -171,7 +172,7 @@ def test_samples_refreshed_by_the_outer_layers_follow_it_too(broken: bool, monke
         couple = OuterLayers.couple
 
         def with_old_q(self: OuterLayers, verdict: Verdict, *rest: Any) -> tuple[Tensor, Tensor]:
-            return couple(self, verdict, *rest)[0], verdict.p
+            return couple(self, verdict, *rest)[0], dense(verdict.p)
 
         monkeypatch.setattr(OuterLayers, "couple", with_old_q)
 

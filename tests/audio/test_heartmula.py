@@ -87,7 +87,7 @@ def test_distributions_of_the_original(tmp_path: Path) -> None:
         sampler = TokenSampler([SamplingParams(0.8, top_k=5, guidance_scale=case["scale"])], None, made.device)
 
         def probs(logits: Logits, sampler: TokenSampler = sampler) -> Tensor:
-            return sampler(logits, np.zeros(logits.cond.shape[:2], dtype=np.int64))[0]
+            return sampler.probs(logits, np.zeros(logits.cond.shape[:2], dtype=np.int64))[0]
 
         found, logits = list[Tensor](), made.start()
         for at, frame in enumerate(torch.tensor(case["frames"][:2])[:, None]):

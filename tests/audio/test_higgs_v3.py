@@ -30,6 +30,7 @@ from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import ColumnSampler
 from mmspec.testing.adapters import check_windows
 
@@ -90,7 +91,7 @@ def test_probabilities_are_its_own(pipe: Any) -> None:
 
     def probs(sampling: SamplingParams) -> Tensor:
         sampler = ColumnSampler([sampling], None, raw.device)
-        return sampler(Logits(raw, None), np.arange(raw.shape[1])[None])[0, ..., :-1]
+        return dense(sampler(Logits(raw, None), np.arange(raw.shape[1])[None]))[0, ..., :-1]
 
     theirs = torch.tensor(GOLDEN["probs"])
     assert float((probs(SAMPLING) - theirs).abs().max()) < 1e-5

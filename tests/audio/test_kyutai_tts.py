@@ -240,7 +240,7 @@ def test_guided_distributions_are_those_of_the_package(public: Path) -> None:
 def probs(logits: Logits, sampling: SamplingParams) -> Tensor:
     """Probabilities [B, W, V]."""
     sampler = TokenSampler([sampling] * len(logits.cond), None, logits.cond.device)
-    return sampler(logits, np.zeros(logits.cond.shape[:2], dtype=np.int64))
+    return sampler.probs(logits, np.zeros(logits.cond.shape[:2], dtype=np.int64))
 
 
 def test_distributions_are_those_of_the_package(model: KyutaiTTS) -> None:

@@ -91,7 +91,7 @@ def test_distributions_are_its_own(recorded: tuple[str, Path]) -> None:
         first = logits.cond[0, -1].exp()
         found += [torch.stack([first[:CODES].sum(), first[CODES]]), first[:CODES] / first[:CODES].sum()]
         rest = prompted.rest(prompted.hidden()[:, -1:], frame[:, None], np.array([at]))
-        found += list(sampler(Logits(rest.cond, None), np.zeros((1, BOOKS - 1), dtype=np.int64))[0, :, :CODES])
+        found += list(sampler.probs(Logits(rest.cond, None), np.zeros((1, BOOKS - 1), dtype=np.int64))[0, :, :CODES])
         logits = prompted.step(frame)
     for ours, theirs in zip(found, golden["probs"], strict=True):
         assert torch.allclose(ours, torch.tensor(theirs), atol=1e-4)

@@ -95,7 +95,7 @@ def test_distributions_are_its_own(model: MossLocalV1, prompts: list[tuple[Tenso
             for book in range(BOOKS):
                 before = frame[:, book : book + 1]
                 z = depth.forward(before, np.array([book - 1])) if book else depth.prefill()
-                found.append(sampler(z, np.zeros((1, 1), dtype=np.int64))[0, 0])
+                found.append(sampler.probs(z, np.zeros((1, 1), dtype=np.int64))[0, 0])
             logits = frames.step(frame)
         pairs = zip(found, GOLDEN["probs"], strict=True)
         return max(float((ours - torch.tensor(theirs)).abs().max()) for ours, theirs in pairs)
@@ -126,8 +126,8 @@ def joint(model: MossLocalV1) -> Tensor:
     def outcomes(frames: LocalV1Frames, decisions: Tensor) -> Tensor:
         """Of the pairs, and of the end, float64 [10]."""
         depth = frames.depth(torch.full((9, 1), FRAME), 0, 0)
-        p = sampler(depth.prefill(), at)[:, 0].gather(1, pairs[:, :1])
-        q = sampler(depth.forward(pairs[:, :1], zero), at)[:, 0].gather(1, pairs[:, 1:])
+        p = sampler.probs(depth.prefill(), at)[:, 0].gather(1, pairs[:, :1])
+        q = sampler.probs(depth.forward(pairs[:, :1], zero), at)[:, 0].gather(1, pairs[:, 1:])
         scores = decisions[:2].exp().double()
         return torch.cat([scores[FRAME] * (p * q)[:, 0].double(), scores[END:]])
 

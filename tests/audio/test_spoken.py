@@ -38,6 +38,7 @@ from mmspec.media.audio import read_audio
 from mmspec.metrics.audio.word_error_rate import word_error_rate
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import WindowRNG
 from mmspec.testing.adapters import check_windows, joint_probs
@@ -178,7 +179,7 @@ class UniformQ(TextNGramDrafter):
 
     def extend(self, state: BatchState, draft: Draft, reused: np.ndarray, draws: WindowRNG) -> Draft:
         extended = super().extend(state, draft, reused, draws)
-        return Draft(extended.tokens, torch.full_like(extended.q, 1 / extended.q.shape[-1]))
+        return Draft(extended.tokens, torch.full_like(dense(extended.q), 1 / extended.q.shape[-1]))
 
 
 def test_a_wrong_q_is_found() -> None:

@@ -31,6 +31,7 @@ from mmspec.knobs import LARGEST
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict, ratio, sample
 from mmspec.sampling.rng import RESAMPLE, WindowRNG
 from mmspec.setup_work import record_setup, setups
@@ -445,7 +446,7 @@ def test_a_row_that_is_cut_keeps_no_resampled_token(monkeypatch: pytest.MonkeyPa
     def broken(verdict: Verdict, draws: WindowRNG, *rest: Any) -> Any:
         at, rows = int(verdict.accepted.min()), np.arange(len(verdict.p))
         if at < verdict.p.shape[1] - 1:
-            residual = (verdict.p[rows, at] - verdict.draft.q[rows, at]).clamp(min=1e-6)
+            residual = (dense(verdict.p)[rows, at] - dense(verdict.draft.q)[rows, at]).clamp(min=1e-6)
             verdict.tokens[:, at] = sample(residual, draws[RESAMPLE][:, at])
         return whole(verdict, draws, *rest)
 

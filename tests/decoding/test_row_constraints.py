@@ -138,7 +138,7 @@ def test_the_constraint_itself() -> None:
     with pytest.raises(ArgumentError, match="constraint is for 3 rows, and there are 2"):
         TokenSampler([SAMPLING] * 2, constraint, torch.device("cpu"))
     z = torch.zeros(3, 1, V)
-    p = TokenSampler([SamplingParams()] * 3, constraint, torch.device("cpu"))(Logits(z, None), np.full((3, 1), 1))
+    p = TokenSampler([SamplingParams()] * 3, constraint, torch.device("cpu")).probs(Logits(z, None), np.full((3, 1), 1))
     assert torch.equal(p[:, 0] > 0, ALLOWED[KINDS[:, 1]])
 
 

@@ -31,6 +31,7 @@ from mmspec.drafters.refresh import WEIGHTS, Refresh
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.sampler import Sampler
 from mmspec.sampling.tree_rejection import Outcome
@@ -187,7 +188,7 @@ def test_the_weight_of_a_refresh_may_be_any_function_of_tested_slots(monkeypatch
     def measure(refresh: Refresh, verdict: Verdict, network: Tensor, old: Tensor, reused: NDArray[np.int64]) -> None:
         row = np.arange(len(reused))
         refresh._overlap = torch.zeros(len(reused), refresh._count, len(WEIGHTS))
-        refresh._overlap[row, :, (verdict.p[row, verdict.accepted, 0] > 0.5) * (len(WEIGHTS) - 1)] = 1
+        refresh._overlap[row, :, (dense(verdict.p)[row, verdict.accepted, 0] > 0.5) * (len(WEIGHTS) - 1)] = 1
 
     monkeypatch.setattr(Refresh, "_measure", measure)
     recipe = "scd:window=3,refresh=model,refreshed=1"

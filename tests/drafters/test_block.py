@@ -21,6 +21,7 @@ from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.testing.exactness import check
@@ -74,13 +75,13 @@ class RecordingRunner(BlockRunner):
         self.count, self.known = tokens.shape[1], int(reused[0])
 
     def root(self, state: Any) -> Tensor:
-        q = super().root(state)
+        q = dense(super().root(state))
         self.sequence = state.at(np.arange(state.length[0])[None])[0]
         self._keep(self.sequence, int(state.length[0]), q[0, 0])
         return q
 
     def nodes(self, state: Any, tokens: Tensor, tree: Any, first: int) -> Tensor:
-        q = super().nodes(state, tokens, tree, first)
+        q = dense(super().nodes(state, tokens, tree, first))
         for i in range(tokens.shape[1]):
             self.sequence = torch.cat([self.sequence, tokens[0, i : i + 1]])
             self._keep(self.sequence, int(state.length[0]), q[0, i])
@@ -138,7 +139,7 @@ def test_a_block_reads_the_features_before_its_anchor(
             token = sequence[committed - 1 + d].repeat(2)
             bias, state = head.markov_head(token, hidden[:, d], state)
         logits = gpt.output(hidden[:, d]) + bias
-        expected = sampler(Logits(logits[:1, None], logits[1:, None]), np.array([[len(sequence)]]))[0, 0]
+        expected = sampler.probs(Logits(logits[:1, None], logits[1:, None]), np.array([[len(sequence)]]))[0, 0]
         assert (expected - q).abs().max() < 1e-4
 
 

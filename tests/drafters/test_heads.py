@@ -28,6 +28,7 @@ from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.testing.exactness import check
@@ -84,13 +85,13 @@ class RecordingRunner(EagleRunner):
         self.recorded: list[tuple[Tensor, int, Tensor]] = []
 
     def root(self, state: BatchState) -> Tensor:
-        q = super().root(state)
+        q = dense(super().root(state))
         self.prefixes = [state.at(np.arange(n)[None].repeat(len(state.ids), 0))[b] for b, n in enumerate(state.length)]
         self.recorded += [(self.prefixes[b], 1, q[b, 0]) for b in range(len(q))]
         return q
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
-        q = super().nodes(state, tokens, tree, first)
+        q = dense(super().nodes(state, tokens, tree, first))
         if first == 1:  # the children of the root
             for b in range(len(q)):
                 for i in range(q.shape[1]):
@@ -124,7 +125,7 @@ def test_a_head_reads_the_same_in_decoding_as_in_training(recipe: str, monkeypat
         features = torch.cat([first, fresh.features()], 1) if len(tokens) > 1 else first
         predicted = head.unroll(tokens[None].repeat(2, 1), features, depth)[-1][:, -1:]
         cond, uncond = fresh.head(predicted).chunk(2)
-        expected = sampler(mmspec.sampling.logits.Logits(cond, uncond), np.array([[len(tokens)]]))[0, 0]
+        expected = sampler.probs(mmspec.sampling.logits.Logits(cond, uncond), np.array([[len(tokens)]]))[0, 0]
         assert (expected - q).abs().max() < 1e-3
 
 
@@ -137,12 +138,12 @@ def test_a_head_reads_the_features_of_the_prompt(prefix: int) -> None:
     state = BatchState([1, 2], Layout(SIDE**2, SIDE), 4, gpt.device)
     state.append(torch.tensor([[3], [4]]))
     sampler = TokenSampler([SamplingParams(guidance_scale=2.0)] * 2, None, gpt.device)
-    q = EagleRunner(head, target, sampler, SIDE**2, 4).root(state)
+    q = dense(EagleRunner(head, target, sampler, SIDE**2, 4).root(state))
     before = target.features()[:, -1 - prefix :]
     before = torch.nn.functional.pad(before, (0, 0, prefix + 1 - before.shape[1], 0))
     tokens = torch.nn.functional.pad(torch.tensor([[3], [4], [3], [4]]), (prefix, 0))
     cond, uncond = target.head(head.unroll(tokens, before, 1)[0][:, -1:]).chunk(2)
-    assert (sampler(mmspec.sampling.logits.Logits(cond, uncond), state.positions(1)) - q).abs().max() < 1e-3
+    assert (sampler.probs(mmspec.sampling.logits.Logits(cond, uncond), state.positions(1)) - q).abs().max() < 1e-3
 
 
 def test_a_head_that_is_missing_or_does_not_fit_is_refused() -> None:
@@ -166,12 +167,12 @@ def test_medusa_heads_read_the_feature_of_the_last_token(recipe: str, monkeypatc
 
     class Recorded(MedusaRunner):
         def root(self, state: BatchState) -> Tensor:
-            q = super().root(state)
+            q = dense(super().root(state))
             calls.append([state.at(np.arange(n)[None].repeat(len(q), 0))[b] for b, n in enumerate(state.length)])
             for b, tokens in enumerate(calls[-1]):
                 before = len(tokens) - 1
                 number = (tokens[:-1] * 3 ** torch.arange(before - 1, -1, -1)).sum()
-                p = sampler(target.logits(torch.tensor([[before]]), number.view(1, 1)), np.array([[before]]))
+                p = sampler.probs(target.logits(torch.tensor([[before]]), number.view(1, 1)), np.array([[before]]))
                 assert torch.allclose(q[b, 0], p[0, 0], atol=1e-6), tokens
             return q
 

@@ -24,6 +24,7 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.testing.toys import ToyTarget
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
@@ -106,7 +107,7 @@ def test_reading_a_verified_token_again_is_found(monkeypatch: pytest.MonkeyPatch
     def root(self: ShortCacheRunner, state: BatchState) -> Tensor:
         count = min(4, int(state.length.min()))
         logits = self._model.forward(state.last(count), state.length - count)
-        return self._sampler(logits, state.positions(1) - np.arange(count)[::-1])[:, -1:]
+        return dense(self._sampler(logits, state.positions(1) - np.arange(count)[::-1]))[:, -1:]
 
     monkeypatch.setattr(ShortCacheRunner, "root", root)
     assert not torch.equal(greedy(llamagen, "short-cache:window=4,recent=2"), greedy(llamagen, "plain"))

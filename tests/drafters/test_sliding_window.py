@@ -23,6 +23,7 @@ from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.recipes import parse
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.testing.toys import FEATURES, toy_resources
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
@@ -103,13 +104,13 @@ def drafts_of(
     root, nodes = EagleRunner.root, EagleRunner.nodes
 
     def recorded_root(self: EagleRunner, state: Any) -> Tensor:
-        q = root(self, state)
+        q = dense(root(self, state))
         entries[:] = [[state.at(np.arange(n)[None].repeat(len(q), 0))[i].tolist()] for i, n in enumerate(state.length)]
         found.extend((int(row), entries[i][0], 0, q[i, 0]) for i, row in enumerate(state.ids))
         return q
 
     def recorded_nodes(self: EagleRunner, state: Any, tokens: Tensor, tree: Any, first: int) -> Tensor:
-        q = nodes(self, state, tokens, tree, first)
+        q = dense(nodes(self, state, tokens, tree, first))
         for i, row in enumerate(state.ids):
             del entries[i][first:]
             for j in range(tokens.shape[1]):
@@ -149,7 +150,7 @@ def differences(recipe: str, window: int | None, monkeypatch: pytest.MonkeyPatch
             fresh.forward(torch.tensor([tokens[:-1]]), np.zeros(1, dtype=np.int64))
             hidden = torch.cat([hidden, fresh.layer_features()], dim=1)
         outputs = head.unroll(torch.tensor([tokens] * 2), hidden, drafted + 1)[drafted][:, -1:]
-        wanted = sampler(split_cfg(head.logits(outputs), True), np.array([[len(tokens)]]))[0, 0]
+        wanted = sampler.probs(split_cfg(head.logits(outputs), True), np.array([[len(tokens)]]))[0, 0]
         found[drafted] = max(found[drafted], float((wanted - q).abs().max()))
     return found
 

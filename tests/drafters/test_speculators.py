@@ -25,6 +25,7 @@ from mmspec.heads.checkpoint import load_head
 from mmspec.heads.draft_vocabulary import restrict
 from mmspec.heads.speculators import write_speculators
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import FEATURES
 
@@ -132,7 +133,7 @@ def test_a_prompt_is_read_without_its_padding(monkeypatch: pytest.MonkeyPatch) -
 
     class RecordingRunner(BlockRunner):
         def root(self, state: BatchState) -> Tensor:
-            firsts.append(q := super().root(state))
+            firsts.append(q := dense(super().root(state)))
             return q
 
     monkeypatch.setattr("mmspec.drafters.block.BlockRunner", RecordingRunner)

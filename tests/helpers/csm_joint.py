@@ -32,8 +32,11 @@ def joint_probs(model: Any, frames: int) -> Tensor:
         frame = every[:, t]
         ids = torch.cat([torch.zeros(count, 1, dtype=torch.int64), frame[:, :-1]], dim=1)
         depth = model.depth_decoder(input_ids=ids, backbone_last_hidden_state=state).logits  # after the first code
-        p = [first(Logits(model.lm_head(state)[:, None], None), here)[:, 0].gather(1, frame[:, :1])]
-        p += [rest(Logits(depth[:, j : j + 1], None), here)[:, 0].gather(1, frame[:, j + 1 : j + 2]) for j in range(2)]
+        p = [first.probs(Logits(model.lm_head(state)[:, None], None), here)[:, 0].gather(1, frame[:, :1])]
+        p += [
+            rest.probs(Logits(depth[:, j : j + 1], None), here)[:, 0].gather(1, frame[:, j + 1 : j + 2])
+            for j in range(2)
+        ]
         joint *= torch.where(alive, torch.cat(p, dim=1).prod(1), (frame == 1).all(1)).double()
         alive &= ~(frame[:, :-1] == 0).all(-1)
     return joint

@@ -14,6 +14,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree, TreeDraft
 from mmspec.sampling.tree_rejection import Outcome
@@ -36,11 +37,11 @@ class FixedRunner:
         self._logits = torch.randn(8 * VOCAB, VOCAB, device=device) * 2
         self._paths = torch.empty(0)
 
-    def root(self, state: BatchState) -> Tensor:
+    def root(self, state: BatchState) -> Probs:
         self._paths = state.last()
         return self._probs(self._paths, state.positions(1))
 
-    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         width = tokens.shape[1]
         sees = tree.sees[:, first : first + width, : first + width].cpu()
         self._paths = torch.cat([self._paths[:, :first], tokens], dim=1)
@@ -48,7 +49,7 @@ class FixedRunner:
         positions = state.length[:, None] + tree.depth[:, first : first + width]
         return self._probs(path, np.broadcast_to(positions, path.shape))
 
-    def _probs(self, paths: Tensor, positions: np.ndarray) -> Tensor:
+    def _probs(self, paths: Tensor, positions: np.ndarray) -> Probs:
         return self._sampler(Logits(self._logits[paths % len(self._logits)], None), positions)
 
     def observe(self, verdict: Outcome, state: BatchState) -> None: ...

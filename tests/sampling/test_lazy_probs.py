@@ -286,7 +286,7 @@ def test_lazy_probs_are_written_out_for_all_other_code(device: torch.device, mon
     with pytest.raises(TypeError):
         p[:, 0] = 0.0  # type: ignore[index]
     with pytest.raises(TypeError):
-        torch.mul(p, 0)  # type: ignore[call-overload]
+        torch.mul(p, 0)  # type: ignore[arg-type]
     with pytest.raises(AssertionError):
         p[1, 0]
 

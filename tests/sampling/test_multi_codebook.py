@@ -30,6 +30,7 @@ from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import acceptance_probs, thin
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict, ratio, residual, sample
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, CounterRNG, WindowRNG
 from mmspec.sampling.sampler import ColumnSampler
@@ -321,7 +322,7 @@ def forced_cells_counted(patch: pytest.MonkeyPatch) -> None:
     """The products include the probabilities of forced cells."""
     sampler, verify = ColumnSampler.__call__, mmspec.sampling.multi_codebook.verify_columns
 
-    def raw(self: ColumnSampler, logits: Logits, positions: np.ndarray) -> Tensor:
+    def raw(self: ColumnSampler, logits: Logits, positions: np.ndarray) -> Probs:
         self.forced, kept = None, self.forced
         p = sampler(self, logits, positions)
         self.forced = kept

@@ -64,7 +64,7 @@ def test_each_row_follows_its_own_params() -> None:
     allowed[2] = torch.arange(vocab) == 4
     positions = np.array([[i, i + 1, i + 2, i + 3] for i in range(rows)])
     sampler = TokenSampler(SETTINGS, Constraint(kinds, allowed), CPU)
-    p = sampler(Logits(cond, uncond), positions)
+    p = sampler.probs(Logits(cond, uncond), positions)
     for b, settings in enumerate(SETTINGS):
         for i in range(width):
             position = int(positions[b, i])
@@ -73,14 +73,14 @@ def test_each_row_follows_its_own_params() -> None:
     for row_ids in ([7, 3, 6, 1], [2, 0]):  # rows leave twice; the second indices are among the four
         sampler.select_rows(torch.tensor(row_ids))
         left = row_ids if len(row_ids) == 4 else [6, 7]
-        again = sampler(Logits(cond[left], uncond[left]), positions[left])
+        again = sampler.probs(Logits(cond[left], uncond[left]), positions[left])
         assert torch.allclose(again, p[left], atol=1e-7)
 
 
 def probs_of(z: list[float], **settings: float) -> list[float]:
     """The distribution of one position with these logits."""
     sampler = TokenSampler([SamplingParams(**settings)], None, CPU)  # type: ignore[arg-type]
-    return sampler(Logits(torch.tensor([[z]]), None), np.zeros((1, 1), np.int64))[0, 0].tolist()
+    return sampler.probs(Logits(torch.tensor([[z]]), None), np.zeros((1, 1), np.int64))[0, 0].tolist()
 
 
 def test_tokens_as_likely_as_the_kth_stay() -> None:
@@ -109,7 +109,7 @@ def test_forced_tokens_of_a_constraint() -> None:
 
 def test_guidance_between_two_forbidden_logits_is_forbidden() -> None:
     cond = torch.tensor([[[0.0, -torch.inf, 1.0]]])
-    p = TokenSampler([SamplingParams(guidance_scale=3.0)], None, CPU)(
+    p = TokenSampler([SamplingParams(guidance_scale=3.0)], None, CPU).probs(
         Logits(cond, cond - 1), np.zeros((1, 1), dtype=np.int64)
     )
     assert p.isfinite().all() and p[0, 0, 1] == 0
@@ -122,7 +122,7 @@ def test_a_token_that_only_the_unconditional_logits_forbid(temperature: float) -
     logits = Logits(cond.repeat(3, 1)[:, None], uncond.repeat(3, 1)[:, None])
     settings = [SamplingParams(temperature, guidance_scale=s, guidance_end=end) for s, end in ((1.0, None), (2.0, 3))]
     sampler = TokenSampler([*settings, settings[1]], None, CPU)
-    p = sampler(logits, np.array([[3], [3], [2]]))
+    p = sampler.probs(logits, np.array([[3], [3], [2]]))
     expected = cond[0].softmax(-1) if temperature else torch.tensor([0.0, 0.0, 1.0])
     assert torch.allclose(p[:2, 0], expected.expand(2, -1)) and bool(p[2].isnan().any())
     with pytest.raises(ModelError, match="not numbers"):
@@ -140,13 +140,13 @@ def test_a_position_without_an_allowed_token_is_an_error(temperature: float, mix
     )
     positions = np.zeros((2, 1), dtype=np.int64)
     with pytest.raises(ModelError, match="forbade every token"):
-        sample(sampler(Logits(cond, None), positions), torch.zeros(2, 1))
+        sample(sampler.probs(Logits(cond, None), positions), torch.zeros(2, 1))
     cond[1, 0, 2] = 0.0
-    assert sampler(Logits(cond, None), positions)[1, 0].tolist() == [0.0, 0.0, 1.0]
+    assert sampler.probs(Logits(cond, None), positions)[1, 0].tolist() == [0.0, 0.0, 1.0]
 
 
 def test_the_most_likely_token_survives_any_top_p() -> None:
-    p = TokenSampler([SamplingParams(top_p=1e-50)], None, CPU)(
+    p = TokenSampler([SamplingParams(top_p=1e-50)], None, CPU).probs(
         Logits(torch.tensor([[[0.0, 2.0]]]), None), np.zeros((1, 1), np.int64)
     )
     assert p.tolist() == [[[0.0, 1.0]]]
@@ -156,7 +156,7 @@ def test_bfloat16_logits_are_mixed_in_float32() -> None:
     cond = torch.randn(1, 1, 50).bfloat16()
     uncond = torch.randn(1, 1, 50).bfloat16()
     position = np.zeros((1, 1), dtype=np.int64)
-    p = TokenSampler([SamplingParams(guidance_scale=5.0)], None, CPU)(Logits(cond, uncond), position)
+    p = TokenSampler([SamplingParams(guidance_scale=5.0)], None, CPU).probs(Logits(cond, uncond), position)
     expected = (uncond.float() + 5.0 * (cond.float() - uncond.float())).softmax(-1)
     assert p.dtype == torch.float32 and torch.allclose(p, expected, atol=1e-6)
 

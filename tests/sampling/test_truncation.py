@@ -45,7 +45,7 @@ def test_distributions_equal_those_of_transformers() -> None:
     settings = [dict(zip(VALUES, values, strict=True)) for values in itertools.product(*VALUES.values())]
     params = [SamplingParams(**each) for each in settings]
     sampler = TokenSampler(params, None, torch.device("cpu"))
-    ours = sampler(Logits(logits.expand(len(params), -1, -1), None), np.zeros((len(params), 6), dtype=np.int64))
+    ours = sampler.probs(Logits(logits.expand(len(params), -1, -1), None), np.zeros((len(params), 6), dtype=np.int64))
     for p, each in zip(ours, settings, strict=True):
         off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
         warpers = LogitsProcessorList([WARPERS[name](value) for name, value in each.items() if value != off[name]])
@@ -58,10 +58,10 @@ def test_rows_are_selected_with_their_values() -> None:
     logits = torch.randn(4, 1, 9, generator=torch.Generator().manual_seed(1))
     positions = np.zeros((4, 1), dtype=np.int64)
     sampler = TokenSampler(params, None, torch.device("cpu"))
-    p = sampler(Logits(logits, None), positions)
+    p = sampler.probs(Logits(logits, None), positions)
     assert (p[2] == 1).sum() == 1 and p[1].min() > 0  # greedy stays greedy, and an off row is whole
     sampler.select_rows(torch.tensor([3, 0]))
-    assert torch.equal(sampler(Logits(logits[[3, 0]], None), positions[:2]), p[[3, 0]])
+    assert torch.equal(sampler.probs(Logits(logits[[3, 0]], None), positions[:2]), p[[3, 0]])
 
 
 @pytest.mark.parametrize("recipe", ["scd:window=4", "draft:window=3", "tree:branch=2/1"])

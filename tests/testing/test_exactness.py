@@ -49,6 +49,7 @@ from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict, ratio, residual, sample
 from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, WindowRNG
 from mmspec.sampling.sampler import TokenSampler
@@ -218,11 +219,11 @@ def draft_argmax_but_claim_softmax(patch: pytest.MonkeyPatch) -> None:
 
 def reuse_above_half(patch: pytest.MonkeyPatch) -> None:
     def coupling(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-        tokens = sample(verdict.p, draws[RESAMPLE])
+        tokens = sample(dense(verdict.p), draws[RESAMPLE])
         if (m := verdict.p.shape[1] - 1) == 0:
             return tokens
         old = verdict.draft.tokens
-        keep = ratio(verdict.p[:, :m], verdict.draft.q, old) > 0.5
+        keep = ratio(dense(verdict.p)[:, :m], dense(verdict.draft.q), old) > 0.5
         return torch.cat([torch.where(keep, old, tokens[:, :m]), tokens[:, m:]], dim=1)
 
     patch.setitem(mmspec.drafters.coupling.COUPLINGS, "maximal", coupling)
@@ -241,9 +242,9 @@ def stale_q_in_coupling(patch: pytest.MonkeyPatch) -> None:
     def coupling(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
         tokens = mmspec.drafters.coupling.maximal(verdict, state, draws)
         if m := verdict.p.shape[1] - 1:
-            p, draft = verdict.p[:, :m], verdict.draft
-            kept = draws[ACCEPT][:, :m] < ratio(p, draft.q, draft.tokens)
-            p.copy_(torch.where(kept[..., None], draft.q, p))
+            p, q = dense(verdict.p)[:, :m], dense(verdict.draft.q)
+            kept = draws[ACCEPT][:, :m] < ratio(p, q, verdict.draft.tokens)
+            p.copy_(torch.where(kept[..., None], q, p))
         return tokens
 
     patch.setitem(mmspec.drafters.coupling.COUPLINGS, "maximal", coupling)
@@ -260,11 +261,11 @@ def stale_q_in_lock_step(patch: pytest.MonkeyPatch) -> None:
         return verdict
 
     def coupling(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-        tokens = sample(verdict.p, draws[RESAMPLE])
+        tokens = sample(dense(verdict.p), draws[RESAMPLE])
         if m := verdict.p.shape[1] - 1:
             kept = torch.from_numpy(np.arange(m) < accepted[0][:, None])
-            p = verdict.p[:, :m]
-            p.copy_(torch.where(kept[..., None], verdict.draft.q, p))
+            p = dense(verdict.p)[:, :m]
+            p.copy_(torch.where(kept[..., None], dense(verdict.draft.q), p))
             tokens[:, :m] = torch.where(kept, verdict.draft.tokens, tokens[:, :m])
         return tokens
 
@@ -319,7 +320,7 @@ def stale_q_of_outer_layers(patch: pytest.MonkeyPatch) -> None:
     couple = OuterLayers.couple
 
     def with_old_q(self: OuterLayers, verdict: Verdict, *rest: Any) -> tuple[Tensor, Tensor]:
-        return couple(self, verdict, *rest)[0], verdict.p
+        return couple(self, verdict, *rest)[0], dense(verdict.p)
 
     patch.setattr(OuterLayers, "couple", with_old_q)
 
@@ -364,8 +365,9 @@ def claim_sampled_guesses(patch: pytest.MonkeyPatch) -> None:
 
     def with_old_q(self: StoppingDrafter, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         draft = propose(self, state, count, draws)
-        sampled = draft.q.amax(-1, keepdim=True) < 1
-        draft.q[:, 1:] = torch.where(sampled[:, 1:], draft.q[:, 1:], draft.q[:, :1])
+        q = dense(draft.q)
+        sampled = q.amax(-1, keepdim=True) < 1
+        q[:, 1:] = torch.where(sampled[:, 1:], q[:, 1:], q[:, :1])
         return draft
 
     patch.setattr(StoppingDrafter, "propose", with_old_q)
@@ -383,7 +385,7 @@ def claim_frequencies_of_the_datastore(patch: pytest.MonkeyPatch) -> None:
 
     def smoothed(self: RetrievalDrafter, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         draft = propose(self, state, count, draws)
-        return Draft(draft.tokens, 0.4 * draft.q + 0.6 / draft.q.shape[-1])
+        return Draft(draft.tokens, 0.4 * dense(draft.q) + 0.6 / draft.q.shape[-1])
 
     patch.setattr(RetrievalDrafter, "propose", smoothed)
 
@@ -419,7 +421,9 @@ def fill_in_a_second_step(patch: pytest.MonkeyPatch) -> None:
     def filled(self: MaskedDrafter, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         draft = propose(self, state, count, draws)
         if count > 1:
-            seen = 0.5 * draft.q[:, 1:] + 0.5 * torch.nn.functional.one_hot(draft.tokens[:, :1], draft.q.shape[-1])
+            seen = 0.5 * dense(draft.q)[:, 1:] + 0.5 * torch.nn.functional.one_hot(
+                draft.tokens[:, :1], draft.q.shape[-1]
+            )
             draft.tokens[:, 1:] = sample(seen, draws[DRAFT][:, 1:count])
         return draft
 

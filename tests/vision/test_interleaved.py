@@ -77,7 +77,7 @@ def test_tokens_are_sampled_from_the_originals_distributions(
         guided = job.plan.guidance_scale != 1
         if guided or not found:
             sampler = TokenSampler([image if guided else text], job.layout.constraint, torch.device("cpu"))
-            p = sampler(job.target(job.plan, 1).prefill(), np.zeros((1, 1), dtype=np.int64))[0, 0]
+            p = sampler.probs(job.target(job.plan, 1).prefill(), np.zeros((1, 1), dtype=np.int64))[0, 0]
             found.append({str(int(i) + job.plan.first_id): float(p[i]) for i in p.nonzero()[:, 0]})
         return generate(model, input_ids, **given)
 

@@ -89,7 +89,7 @@ def test_the_first_code_is_sampled_from_the_originals_distribution(pipe: Any, sc
         job = pipe._generate_job(ImageRequest([prompt], scale != 1, **SIZE), sampling)
         sampler = TokenSampler([sampling], None, torch.device("cpu"))
         with torch.no_grad():
-            p = sampler(job.target(job.plan, 1).prefill(), np.zeros((1, 1), dtype=np.int64))
+            p = sampler.probs(job.target(job.plan, 1).prefill(), np.zeros((1, 1), dtype=np.int64))
         assert {str(int(i)): pytest.approx(float(p[0, 0, i]), abs=1e-5) for i in p[0, 0].nonzero()[:, 0]} == expected
 
 
