@@ -20,7 +20,6 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.stats import Meter
-from mmspec.kernels.backend import choose
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device
@@ -180,7 +179,7 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
         state: The batch.
     """
     layout = state.layout
-    if state.device.type == "cpu" or choose(state.device.type) != "triton":
+    if state.device.type == "cpu" or not state.ops.by_kernels:
         return None
     # The columns that end a row are found on the host, which gets them with their counts.
     if layout.kind == "latents" or layout.stops is not None or (layout.ends is not None and layout.kind == "tokens"):

@@ -73,6 +73,7 @@ class CounterRNG:
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
         self._keys = round_keys(seeds)
         self._device = device
+        self._by_kernel = device.type != "cpu" and choose(device.type) == "triton"
         self._device_seeds: Tensor | None = None
 
     def select_rows(self, row_ids: Sequence[int] | NDArray[np.int64]) -> None:
@@ -163,7 +164,7 @@ class CounterRNG:
             count: Numbers per position.
             indices: int64 [B or 1, W] on the device, added to `first`; None for 0.
         """
-        if self._device.type == "cpu" or choose(self._device.type) != "triton":
+        if not self._by_kernel:
             return None
         from mmspec.kernels.philox import uniforms  # Triton may be missing
 
