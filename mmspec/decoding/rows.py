@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mmspec.decoding.kv_cache import KVCache
 from mmspec.sampling.logits import cfg_rows
-from mmspec.sampling.probs import dense, is_lazy
+from mmspec.sampling.probs import NotWritten
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.sampler import JoinableSampler
 
@@ -80,7 +80,7 @@ class Kept:
 
     def of(self, value: Any) -> Any:
         """The value of an attribute with these rows alone."""
-        if isinstance(value, Tensor) or is_lazy(value):
+        if isinstance(value, Tensor | NotWritten):
             return value[self._index(len(value) > self._rows, value.device)] if len(value) else value
         if isinstance(value, np.ndarray):
             return value[self._index(len(value) > self._rows, torch.device("cpu")).numpy()] if len(value) else value
@@ -122,7 +122,7 @@ def join_rows(part: Any, other: Any, row_ids: Sequence[int], state: BatchState, 
     rows = len(state.ids)
     for name, value in _values(part):
         new: Any = getattr(other, name, None)
-        value, new = (dense(one) if is_lazy(one) else one for one in (value, new))
+        value, new = (one.dense() if isinstance(one, NotWritten) else one for one in (value, new))
         assert (value is None) == (new is None), f"{type(part).__name__}.{name}: `before_join` makes it in both"
         if isinstance(value, Tensor):
             if len(value):
@@ -151,7 +151,7 @@ def can_join(part: Any, other: Any) -> bool:
         return False
     for name, value in _values(part):
         new: Any = getattr(other, name, None)
-        if isinstance(value, Tensor | np.ndarray | list | KVCache | JoinableSampler) or value is None or is_lazy(value):
+        if value is None or isinstance(value, NotWritten | Tensor | np.ndarray | list | KVCache | JoinableSampler):
             continue
         if hasattr(value, "can_join"):
             fits = value.can_join(new)

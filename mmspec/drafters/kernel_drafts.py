@@ -103,17 +103,17 @@ class KernelDrafts:
             return None
         # Imported here: Triton may be missing.
         from mmspec.kernels import token_init
-        from mmspec.sampling.lazy_probs import LazyProbs
+        from mmspec.sampling.lazy_probs import LazyProbs, lazy
 
         if self.table is not None and self.table.shape[1] != p.shape[-1]:
             return None
         previous = None
         if tokens is not None and q is not None:
-            stats = q.stats
+            stats = lazy(q).stats
             counts = on_device(accepted, state.device)
             previous = token_init.Previous(tokens, stats.floats, stats.ints, counts)
         else:
-            stats = p.stats
+            stats = lazy(p).stats
         kind = ("left", "up", "random", "table", "recycle").index(self.kind)  # in the order of the kernel's numbers
         positions = on_device(draws.positions, state.device)
         # The others need no random numbers, which are then computed while the model runs.

@@ -66,7 +66,7 @@ class Recycle:
             return  # the first token has no neighbors
         self._stored = verdict.p
         if not isinstance(verdict.p, Tensor) and not state.layout.cell and self.table.is_contiguous():
-            self._update_by_kernel(verdict, verdict.p.stats.ints, state, draws)
+            self._update_by_kernel(verdict, state, draws)
             return
         entry, best = self._entry(*neighbors_of_window(verdict, state)), dense(verdict.p).argmax(-1).int()
         own = state.own_slots(draws.positions)
@@ -75,13 +75,16 @@ class Recycle:
             new = torch.where(own[:, slot : slot + 1], best[:, slot : slot + 1], self.table.gather(1, here))
             self.table.scatter_(1, here, new)
 
-    def _update_by_kernel(self, verdict: Verdict, ints: Tensor, state: BatchState, draws: WindowRNG) -> None:
+    def _update_by_kernel(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         from mmspec.kernels.recycle import recycle
+        from mmspec.sampling.lazy_probs import lazy
 
         positions = on_device(draws.positions, state.device)
         drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
         limits, line = on_device(state.limits(), state.device), state.layout.width or 0
-        recycle(*state.storage(), positions, limits, drafts, ints, self.table, line, self._vocab_size)
+        recycle(
+            *state.storage(), positions, limits, drafts, lazy(verdict.p).stats.ints, self.table, line, self._vocab_size
+        )
 
     def _entry(self, left: Tensor, up: Tensor) -> Tensor:
         return table_entry(left, up, self._vocab_size, self.table.shape[1])

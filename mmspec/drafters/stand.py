@@ -67,11 +67,12 @@ class StandDrafter:
         if not isinstance(verdict.p, Tensor) and not state.layout.cell:
             # Imported here: Triton may be missing.
             from mmspec.kernels.stand import Stored, store
+            from mmspec.sampling.lazy_probs import lazy
 
             drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
             positions, stored = on_device(draws.positions, state.device), Stored(self._tokens, self._probs)
             limits, line = on_device(state.limits(), state.device), state.layout.width or 0
-            store(verdict.p.stats, *state.storage(), positions, limits, drafts, stored, line)
+            store(lazy(verdict.p).stats, *state.storage(), positions, limits, drafts, stored, line)
             return
         left, up = neighbors_of_window(verdict, state)
         tokens, probs = likeliest(dense(verdict.p), self._tokens.shape[-1])

@@ -1,7 +1,7 @@
 """The operations of `mmspec.sampling.ops.TorchOps` by Triton kernels, on probabilities that are not written out.
 
-What has no kernel, such as a rule of a user, gets the probabilities themselves. `mmspec.sampling.ops.ops_on` imports
-this module, only where the kernels run.
+What has no kernel, such as a rule of a user, gets the probabilities themselves. `mmspec.sampling.chosen_ops`
+imports this module, only where the kernels run.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict, col
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.multi_codebook import MAX_SAMPLES
-from mmspec.sampling.ops import TorchOps
+from mmspec.sampling.ops import MakesProbs, TorchOps
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict, ratio
 from mmspec.sampling.rng import CounterRNG, WindowRNG
-from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Chosen, Independent, TreeDraft
 from mmspec.sampling.tree_rejection import TreeVerdict
 
@@ -47,7 +46,7 @@ class KernelOps(TorchOps):
 
     by_kernels = True
 
-    def probs(self, sampler: TokenSampler, logits: Logits, positions: NDArray[np.int64]) -> Probs:
+    def probs(self, sampler: MakesProbs, logits: Logits, positions: NDArray[np.int64]) -> Probs:
         """No kernel reads the logits before they are needed. min-p and typical-p have no kernel."""
         settings = sampler.read_by_kernels(positions)
         return sampler.probs(logits, positions) if settings is None else LazyProbs.of(logits, Settings(*settings))
@@ -70,7 +69,7 @@ class KernelOps(TorchOps):
 
     def sample_ahead(self, p: Probs, u: Tensor) -> PendingTokens | None:
         """In one launch; None for tensors, whose sampler needs the positions of the host."""
-        return None if isinstance(p, Tensor) else PendingTokens(p.sample(u))
+        return None if isinstance(p, Tensor) else PendingTokens(lazy(p).sample(u))
 
     def sample_columns(self, p: Probs, rng: WindowRNG) -> Tensor:
         """In one launch."""
@@ -92,7 +91,7 @@ class KernelOps(TorchOps):
         self, p: Probs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor
     ) -> PendingVerdict | None:
         """In two launches; None for rules and windows that the kernels do not know, and as for `sample_ahead`."""
-        return None if isinstance(p, Tensor) else self._launch(p, draft, rule, accept_u, resample_u)
+        return None if isinstance(p, Tensor) else self._launch(lazy(p), draft, rule, accept_u, resample_u)
 
     def _launch(
         self, p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor
@@ -119,7 +118,7 @@ class KernelOps(TorchOps):
 
     def verify_columns_ahead(self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
         """In one launch; None for rules and windows that the kernel does not know, and as for `sample_ahead`."""
-        return None if isinstance(p, Tensor) else self._launch_columns(p, draft, rule, rng)
+        return None if isinstance(p, Tensor) else self._launch_columns(lazy(p), draft, rule, rng)
 
     def _launch_columns(self, p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
         if rule is not ratio or p.shape[1] == 1:

@@ -166,9 +166,10 @@ def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
 
 def lazy(probs: Probs) -> LazyProbs:
     """Lazy distributions, of themselves or of probabilities [B, m, ..., V]."""
-    if isinstance(probs, LazyProbs):
-        return probs
-    return LazyProbs.known(stats_of_probs(probs.flatten(1, -2)).view(*probs.shape[:-1]))
+    if isinstance(probs, Tensor):
+        return LazyProbs.known(stats_of_probs(probs.flatten(1, -2)).view(*probs.shape[:-1]))
+    assert isinstance(probs, LazyProbs)
+    return probs
 
 
 def join_windows(probs: Sequence[Probs]) -> LazyProbs | None:

@@ -1,20 +1,19 @@
 """The operations on the probabilities of a window: `TorchOps`, the reference, or the Triton kernels, chosen once.
 
-A batch and its samplers ask `ops_on` for those of their device. `mmspec.sampling.kernel_ops.KernelOps` has the same
+`mmspec.sampling.chosen_ops` chooses for a batch and its samplers. `mmspec.sampling.kernel_ops.KernelOps` has the same
 methods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.kernels.backend import choose
 from mmspec.sampling import coupling, k_seq, multi_codebook, rejection, tree_rejection
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import ForcedCells
@@ -27,7 +26,18 @@ from mmspec.sampling.tree_rejection import TreeVerdict
 
 if TYPE_CHECKING:
     from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict
-    from mmspec.sampling.sampler import TokenSampler
+
+
+class MakesProbs(Protocol):
+    """What is read of a `mmspec.sampling.sampler.TokenSampler`."""
+
+    def probs(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
+        """The probabilities as a tensor."""
+        ...
+
+    def read_by_kernels(self, positions: NDArray[np.int64]) -> tuple[Any, ...] | None:
+        """What the kernels read besides logits; None if no kernel has what is needed."""
+        ...
 
 
 class TorchOps:
@@ -39,7 +49,7 @@ class TorchOps:
 
     by_kernels = False
 
-    def probs(self, sampler: TokenSampler, logits: Logits, positions: NDArray[np.int64]) -> Probs:
+    def probs(self, sampler: MakesProbs, logits: Logits, positions: NDArray[np.int64]) -> Probs:
         """The distributions of a window; see `mmspec.sampling.sampler.TokenSampler`."""
         return sampler.probs(logits, positions)
 
@@ -159,12 +169,3 @@ class TorchOps:
 
 
 TORCH = TorchOps()
-
-
-def ops_on(device: torch.device) -> TorchOps:
-    """The operations where a batch, or a sampler, has its tensors."""
-    if choose(device.type) != "triton":
-        return TORCH
-    from mmspec.sampling.kernel_ops import KERNELS  # Triton may be missing, and takes its time on a CPU
-
-    return KERNELS

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # Triton may be missing
-    from mmspec.sampling.lazy_probs import LazyProbs
 
-Probs: TypeAlias = "Tensor | LazyProbs"
+class NotWritten(ABC):
+    """What `LazyProbs`, which cannot be imported where Triton is missing, shares with a tensor.
+
+    Attributes:
+        shape: That of the probabilities.
+        device: Of the logits.
+    """
+
+    shape: torch.Size
+    device: torch.device
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """B."""
+
+    @abstractmethod
+    def __getitem__(self, index: Any) -> NotWritten:
+        """Some of the slots, by an index of the axes B and W that keeps both."""
+
+    @abstractmethod
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> NotWritten:
+        """Distributions [B, W, K, V] from distributions [B, W * K, V]; `dim` is 1."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The probabilities themselves."""
 
 
-class NotWritten:
-    """The base of `LazyProbs`, which cannot be imported where Triton is missing."""
-
-
-def is_lazy(value: object) -> TypeGuard[LazyProbs]:
-    """Whether a value is probabilities that are not written out."""
-    return isinstance(value, NotWritten)
+Probs: TypeAlias = Tensor | NotWritten
 
 
 def dense(probs: Probs) -> Tensor:

@@ -23,10 +23,10 @@ from mmspec.drafters.token_init import repeat_left
 from mmspec.errors import ModelError
 from mmspec.heads.prompt import PromptTokens
 from mmspec.recipes import parse
+from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
-from mmspec.sampling.ops import ops_on
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, ratio, sample

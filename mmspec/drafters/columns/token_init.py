@@ -81,13 +81,13 @@ class ColumnRecycle:
         if type(p) is not Tensor and self.table.is_contiguous():
             # Imported here: Triton may be missing.
             from mmspec.kernels.column_drafts import recycle_columns
-            from mmspec.sampling.lazy_probs import LazyProbs
+            from mmspec.sampling.lazy_probs import LazyProbs, lazy
 
             if isinstance(p, LazyProbs):
                 window = verdict.draft.window if p.shape[1] > 1 else state.last()
                 read = torch.cat([state.last(), verdict.draft.tokens], dim=1) if window is None else window
                 positions, limits = (on_device(each, state.device) for each in (draws.positions, state.limits()))
-                recycle_columns(read, positions, limits, p.stats.ints, self.table)
+                recycle_columns(read, positions, limits, lazy(p).stats.ints, self.table)
                 return
         left = state.last() if p.shape[1] == 1 else torch.cat([state.last(), verdict.draft.tokens], dim=1)
         entry, best = entries(left, p.shape[-1])[..., None], dense(p).argmax(-1, keepdim=True).int()
@@ -124,12 +124,12 @@ class ColumnKernel:
         # Imported here: Triton may be missing.
         from mmspec.kernels import column_drafts
         from mmspec.kernels.token_init import Previous
-        from mmspec.sampling.lazy_probs import LazyProbs
+        from mmspec.sampling.lazy_probs import LazyProbs, lazy
         from mmspec.sampling.lazy_verification import column_numbers
 
-        previous, stats = None, p.stats
+        previous, stats = None, lazy(p).stats
         if tokens is not None and q is not None:
-            stats = q.stats
+            stats = lazy(q).stats
             previous = Previous(tokens, stats.floats, stats.ints, on_device(accepted, state.device))
         forced = state.layout.forced
         found = column_drafts.draft_columns(
