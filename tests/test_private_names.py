@@ -128,7 +128,6 @@ PRIVATE: dict[str, Callable[[], bool]] = {
     "_forward_pre_hooks_with_kwargs": lambda: len(nn.Linear(1, 1)._forward_pre_hooks_with_kwargs) == 0,
     "_fused_sdp_choice": lambda: callable(torch._fused_sdp_choice),
     "_len_torch_dispatch_stack": lambda: callable(torch._C._len_torch_dispatch_stack),
-    "_make_wrapper_subclass": lambda: callable(Tensor._make_wrapper_subclass),
     "_orig_mod": lambda: "_orig_mod" in vars(torch.compile(nn.Linear(1, 1), backend="eager"))["_modules"],
 }
 
