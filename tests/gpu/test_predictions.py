@@ -6,22 +6,19 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
+import predict as predict_script
 import pytest
 import torch
 import torch.nn.functional as F
-
-from mmspec.cli.app import main
-from mmspec.errors import ArgumentError
-from mmspec.metrics.bench.gpu.acceptance import read_acceptance
-from mmspec.metrics.bench.gpu.counting import Launch, Trace, fake_device, trace
-from mmspec.metrics.bench.gpu.devices import DEVICES
-from mmspec.metrics.bench.gpu.plan import tiny
-from mmspec.metrics.bench.gpu.prediction import between, predict, seconds_of, tokens_per_window
-from mmspec.metrics.bench.gpu.published import PUBLISHED
+from gpu_bench.counting import Launch, Trace, fake_device, trace
+from gpu_bench.devices import DEVICES
+from gpu_bench.plan import tiny
+from gpu_bench.prediction import between, predict, seconds_of, tokens_per_window
+from gpu_bench.published import PUBLISHED
 
 H100 = DEVICES["h100"]
+TINY = tiny().models["llamagen-xl"]
 
 
 def test_launches_bytes_and_operations_are_counted() -> None:
@@ -67,7 +64,7 @@ def test_kernels_of_layers_are_counted() -> None:
 
 def test_a_published_size_runs_its_fused_layers() -> None:
     pytest.importorskip("triton")
-    model = replace(tiny().models["llamagen-b"], layers=3)
+    model = replace(TINY, layers=3)
     with fake_device() as device, torch.inference_mode():
         found = trace(model.on(device, torch.bfloat16).step(1, 4, model.prompt + model.length // 2))
     assert sum(n for launch, n in found.launches.items() if launch.name == "swiglu") == 3
@@ -96,7 +93,7 @@ def test_tokens_per_window() -> None:
 
 
 def test_predictions_of_a_tiny_model() -> None:
-    model = replace(tiny().models["llamagen-b"], layers=3)
+    model = replace(TINY, layers=3)
     found = predict(model, H100, [1], [(4, tokens_per_window([0.9], 4))])
     assert [(step.rows, step.width) for step in found.steps] == [(1, 1), (1, 4)]
     with fake_device() as device, torch.inference_mode():  # of all three layers, not of two and one more of the same
@@ -116,6 +113,7 @@ def test_every_published_size_is_counted(name: str) -> None:
     billions = {
         "llamagen-b": 0.1, "llamagen-l": 0.33, "llamagen-xl": 0.75, "llamagen-xxl": 1.38, "janus-7b": 6.1, "emu3": 7.1,
         "lumina-7b": 6.5, "cosyvoice2": 0.36, "llasa-1b": 1.1, "musicgen-large": 2.85, "csm": 0.97,
+        "janus-1b": 1.27, "qwen3-tts": 1.42,
         "lumina2-7b": 6.54, "simplear-1.5b": 1.41, "liquid-7b": 7.78, "emu3.5": 31.9, "cosmos-4b": 3.75,
         "cosmos-12b": 11.2,
     }  # fmt: skip
@@ -132,105 +130,23 @@ def test_every_published_size_is_counted(name: str) -> None:
     assert found.steps[0].bytes > 2e9 * billions[name] * 0.95
 
 
-@pytest.mark.parametrize(
-    ("text", "rates"),
-    [
-        ("0.5,0.25", [0.5, 0.25]),
-        ({"rows": [{"recipe": "plain"}, {"recipe": "scd:window=3", "tokens_per_call": 1.75}]}, [0.5]),
-        ({"rows": [{"recipe": "scd", "speed": {"acceptance": [0.9, None, 0.8]}}]}, [0.9, 0.8]),
-    ],
-)
-def test_acceptance_is_read(text: object, rates: list[float], tmp_path: Path) -> None:
-    if isinstance(text, dict):
-        (tmp_path / "bench.json").write_text(json.dumps(text))
-        text = str(tmp_path / "bench.json")
-    assert read_acceptance(str(text), None) == pytest.approx(rates, abs=1e-6)
-
-
-def test_what_is_no_acceptance(tmp_path: Path) -> None:
-    (tmp_path / "bench.json").write_text('{"rows": [{"recipe": "plain", "tokens_per_call": 1}]}')
-    for text, message in (
-        ("1.5", "must be rates from 0 to 1"),
-        ("no.json", "is neither rates from 0 to 1 nor a record"),
-        (str(tmp_path / "bench.json"), "has no row"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            read_acceptance(text, None)
-
-
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(PUBLISHED, "llamagen-b", tiny().models["llamagen-b"])
-    page = tmp_path / "predicted.html"
-    words = f"bench predict --device l4 -m llamagen-b --batch 1 --window 4 --acceptance 0.9 -o {page} --json"
-    assert main(words.split()) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["predicted"] is True and record["models"]["llamagen-b"]["gains"][1]["speedup"] > 1
-    assert "NVIDIA L4" in page.read_text() and "Predicted, not measured" in page.read_text()
-    ElementTree.fromstring(page.read_text().removeprefix("<!DOCTYPE html>"))
-
-
-def test_recipes_at_their_measured_tokens_per_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(PUBLISHED, "llamagen-b", tiny().models["llamagen-b"])
-    rows: list[dict[str, object]] = [{"recipe": "plain", "speed": {"tokens_per_call": {"value": 1}}}]
-    for recipe, tokens in (("scd:window=4", 2.0), ("scd:window=auto", 3.0), ("eagle:window=4", 2.5)):
-        rows.append({"recipe": recipe, "speed": {"tokens_per_call": {"value": tokens}}})
-    (tmp_path / "results.json").write_text(json.dumps({"rows": rows}))
-    bench = tmp_path / "bench.json"
-    bench.write_text(json.dumps({"rows": [{"recipe": "scd:window=4", "tokens_per_call": 9.0}]}))
-    words = ["bench", "predict", "-m", "llamagen-b", "--batch", "1,2", "--results", f"{tmp_path},{bench}"]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["recipes"]
-    assert [(row["recipe"], row["rows"], row["tokens"], row["whole_cost"]) for row in found] == [
-        (recipe, rows, tokens, whole)
-        for rows in (1, 2)
-        for recipe, tokens, whole in (("scd:window=4", 2.0, True), ("eagle:window=4", 2.5, False))
-    ]
-    assert found[1]["speedup"] / found[0]["speedup"] == pytest.approx(2.5 / 2.0)
-    assert found[0]["plain_seconds"] / found[0]["seconds"] == pytest.approx(found[0]["speedup"])
-    assert main(words) == 0 and f"<{found[1]['speedup']:.2f}" in capsys.readouterr().out
-    for wrong, message in ((tmp_path / "none", "is neither a folder"), (bench, "has no recipe with a fixed window")):
-        bench.write_text('{"rows": []}')
-        assert main([*words[:-1], str(wrong)]) == 2 and message in capsys.readouterr().err
-    assert main([*words, "-o", str(tmp_path / "page.html")]) == 2 and "must end in .json" in capsys.readouterr().err
-
-
-def test_a_refresh_by_the_outer_layers_costs_its_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Layers, passes and the outer head cost seconds; a model that cannot reuse its updates has a bound alone."""
-    models = {name: replace(model, layers=4) for name, model in tiny().models.items()}
-    small = {"hidden_size": 32, "ffn_dim": 32, "num_attention_heads": 4}
-    models["musicgen-large"] = replace(PUBLISHED["musicgen-large"], layers=4, length=16, arguments=small)
-    for name, model in models.items():
-        monkeypatch.setitem(PUBLISHED, name, model)
-    knobs = ("", ",layers=3", ",passes=2")
-    rows = [{"recipe": f"scd:window=4,refresh=outer{k}", "speed": {"tokens_per_call": {"value": 3.0}}} for k in knobs]
-    for folder, config in (("bare", {}), ("head", {"drafter": "head"})):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "results.json").write_text(json.dumps({"rows": rows, "config": config}))
-    words = f"bench predict -m {','.join(models)} --batch 1 --results {tmp_path / 'bare'},{tmp_path / 'head'} --json"
-    assert main(words.split()) == 0
-    found = json.loads(capsys.readouterr().out)["recipes"]
-    assert [row["whole_cost"] for row in found] == [True] * 10 + [False] * 5
-    for first in (0, 5):
-        one, three, twice, head, head_twice = (row["seconds"] for row in found[first : first + 5])
-        assert one < three < twice < head_twice and one < head
-    one, _, twice, *_ = (row["seconds"] for row in found)
-    # A call that keeps states costs at least one that does not, and a second pass as much as the first one.
-    bare = predict(models["llamagen-b"], H100, [1], [(4, 3.0)]).gains[1].seconds * models["llamagen-b"].length
-    assert 0 < 2 * one - twice - bare < 0.2 * bare
+def test_the_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(PUBLISHED, "llamagen-b", TINY)
+    predict_script.main(
+        ["--device", "l4", "-m", "llamagen-b", "--batch", "1", "--window", "2,4:3.5", "--acceptance", "0.9"]
+    )
+    out = capsys.readouterr().out
+    assert "NVIDIA L4" in out and "Nothing here was measured" in out and "1.90" in out and "3.50" in out
+    with pytest.raises(SystemExit):
+        predict_script.main(["-m", "llamagen"])
+    assert "unknown model 'llamagen'" in capsys.readouterr().err
 
 
 def test_predicted_against_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = {"model": "csm", "part": "depth", "rows": 1, "width": 4}
     measured = [step | {"device": 0.003, "wall": 0.01}, {"model": "csm", "rows": 1, "width": 1, "error": "no memory"}]
-    parts = {"steps": {"records": measured}, "predicted": {"records": [step | {"seconds": 0.002}]}}
+    parts = {"models": {"records": measured}, "predicted": {"records": [step | {"seconds": 0.002}]}}
     record = tmp_path / "gpu.json"
     record.write_text(json.dumps({"environment": {"device": "H100"}, "parts": parts}))
-    assert main(["bench", "predict", "--measured", str(record)]) == 0
+    predict_script.main(["--measured", str(record)])
     assert "csm, depth decoder" in (out := capsys.readouterr().out) and "1.50" in out
-    record.write_text("[]")
-    assert main(["bench", "predict", "--measured", str(record)]) == 2
-    assert "is not a record of mmspec bench gpu" in capsys.readouterr().err

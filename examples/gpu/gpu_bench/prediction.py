@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
-from mmspec.metrics.bench.gpu.counting import Launch, Trace, fake_device, trace
-from mmspec.metrics.bench.gpu.devices import Device
-from mmspec.metrics.bench.gpu.published import PublishedModel, StepModel
+from gpu_bench.counting import Launch, Trace, fake_device, trace
+from gpu_bench.devices import Device
+from gpu_bench.published import PublishedModel, StepModel
 
 # Outside of the model, between two calls: launches and waits, of a step without drafts and of a window, at any batch.
 # Those of a window are counted (`tests/decoding/test_window_counts.py`, most recipes at up to 64 rows); those of a step

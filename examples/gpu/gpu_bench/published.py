@@ -7,7 +7,7 @@ image tokenizers, codecs).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -36,10 +36,16 @@ class StepModel:
 
     Attributes:
         target: Makes a target of so many rows, whose windows reach at most so far past the end.
+        heads: The layers that its logits come from, one per codebook.
+        module: The module that CUDA graphs live with.
+        calls: What else a step calls.
         depth: The depth decoder, which decodes the codes of a frame after the first one; None if there is none.
     """
 
     target: Callable[[int, int], Capturable]
+    heads: Sequence[nn.Linear]
+    module: nn.Module
+    calls: Sequence[object] = ()
     depth: StepModel | None = None
 
     def step(self, rows: int, width: int, end: int) -> Callable[[], object]:
@@ -108,20 +114,15 @@ def random_weights(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def llamagen(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> LlamaGenTransformer:
-    """A LlamaGen of a published size with random weights."""
-    with random_weights(device, dtype):
-        return LlamaGenTransformer(n_layer=layers, **model.arguments).eval()
-
-
 def _llamagen(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
-    gpt = llamagen(model, layers, device, dtype)
+    with random_weights(device, dtype):
+        gpt = LlamaGenTransformer(n_layer=layers, **model.arguments).eval()
 
     def target(rows: int, slack: int) -> Capturable:
         condition = torch.zeros(rows, dtype=torch.int64, device=device)
         return LlamaGenTarget(gpt, condition, gpt.unconditional(rows) if model.guided else None, None, slack)
 
-    return StepModel(target)
+    return StepModel(target, [gpt.output], gpt)
 
 
 def _causal(
@@ -153,7 +154,7 @@ def _flat(model: PublishedModel, layers: int, device: torch.device, dtype: torch
         embed = nn.Embedding(codes, config.hidden_size)
         head = nn.Linear(config.hidden_size, codes, bias=False)
     target = _causal(model, decoder, embed, head, codes, config.hidden_size, device, dtype)
-    return StepModel(target)
+    return StepModel(target, [head], decoder, [embed, head])
 
 
 def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
@@ -182,7 +183,7 @@ def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: t
         size, guided, length = config.vocab_size, model.guided, model.length
         return ColumnTarget(layers, embed, head, books, size, prompt, guided, length, slack, crossed)
 
-    return StepModel(target)
+    return StepModel(target, list(heads), decoder, [embed, head])
 
 
 def _cosmos(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
@@ -196,7 +197,7 @@ def _cosmos(model: PublishedModel, layers: int, device: torch.device, dtype: tor
         given = torch.zeros(rows, model.prompt, dtype=torch.int64, device=device)
         return CosmosTarget(transformer, given, None, model.length, slack)
 
-    return StepModel(target)
+    return StepModel(target, [transformer.output], transformer)
 
 
 def _first(rows: int, device: torch.device) -> Tensor:
@@ -239,7 +240,7 @@ def _csm(model: PublishedModel, layers: int, device: torch.device, dtype: torch.
     within = _causal(
         frame, _DepthLayers(depth), depth.embed_tokens, depth_head, size, deep.backbone_hidden_size, device, dtype
     )
-    return StepModel(target, StepModel(within))
+    return StepModel(target, [head], backbone, [head], StepModel(within, [depth_head], depth, [depth_head]))
 
 
 def _class(family: str, part: str, name: str) -> Any:
@@ -255,6 +256,24 @@ _JANUS = _LLAMA | {
     "intermediate_size": 11008,
     "num_attention_heads": 32,
     "codes": 16384,
+}
+_JANUS_1B = _LLAMA | {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "codes": 16384,
+}
+_QWEN3_TTS = {  # the first codes of frames
+    "family": "qwen3",
+    "config": "Qwen3Config",
+    "decoder": "Qwen3Model",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 16,
+    "codes": 3072,
 }
 _LLASA = _LLAMA | {
     "hidden_size": 2048,
@@ -352,6 +371,8 @@ PUBLISHED: dict[str, PublishedModel] = {
 }  # fmt: skip
 PUBLISHED |= {
     "janus-7b": PublishedModel("deepseek-community/Janus-Pro-7B", _flat, 30, 576, 32, True, _JANUS),
+    "janus-1b": PublishedModel("deepseek-community/Janus-Pro-1B", _flat, 24, 576, 32, True, _JANUS_1B),
+    "qwen3-tts": PublishedModel("Qwen/Qwen3-TTS-12Hz-1.7B-Base", _flat, 28, 250, 96, False, _QWEN3_TTS),
     "emu3": PublishedModel("BAAI/Emu3-Gen-hf", _flat, 32, 8190, 64, True, _EMU3),
     "lumina-7b": PublishedModel("Alpha-VLLM/Lumina-mGPT-7B-768", _flat, 32, 2357, 64, True, _LUMINA),
     "lumina2-7b": PublishedModel("Alpha-VLLM/Lumina-mGPT-2.0", _flat, 32, 9311, 64, True, _LUMINA2),

@@ -1,10 +1,12 @@
-"""Predicted against measured seconds of the steps in a record of `mmspec bench gpu`."""
+"""Predicted against measured seconds of the steps in a record of a GPU day."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gpu_bench.records import records_of
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,12 @@ class Compared:
         return self.measured / self.predicted
 
 
-def records_of(record: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
-    """The records of a part that have no error."""
-    return [one for one in record["parts"].get(part, {}).get("records", ()) if "error" not in one]
-
-
 def compared(record: Mapping[str, Any]) -> list[Compared]:
     """All steps of a record that were both predicted and measured, in the order of measurement."""
     predicted = {_case(one): one for one in records_of(record, "predicted")}
     found = []
-    for one in records_of(record, "steps"):
-        other = predicted.get(_case(one))
+    for one in records_of(record, "models"):
+        other = None if "recipe" in one or "cudnn" in one else predicted.get(_case(one))
         if other is not None:
             device = one["device"]
             seconds = one["wall"] if device is None else device

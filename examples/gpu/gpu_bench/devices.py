@@ -3,7 +3,7 @@
 Peaks are those of the vendor's data sheets (dense products, without sparsity). What a copy and a matrix product attain
 was measured on an H100 80GB HBM3 and an H200 with torch 2.11 (see `Device.source`), and is estimated for the others by
 the same shares of the peak, less for a product where the power limit is known to lower the clock. The times of a kernel
-and of a launch are estimates from published measurements of CUDA graphs; `mmspec bench gpu` measures the calls that
+and of a launch are estimates from published measurements of CUDA graphs; `day.sh` measures the calls that
 they add up to.
 """
 
