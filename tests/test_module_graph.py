@@ -76,10 +76,6 @@ ALLOWED = (
     ("mmspec.metrics.bench.steps", "mmspec.vision.llamagen"),
     # Generated images are saved with their prompt and seed, as `mmspec image` saves them.
     ("mmspec.bulk.media", "mmspec.vision.png"),
-    # Scripts, imported by nothing, that train and measure the embedded recognizer and voice.
-    ("mmspec.audio.spoken.train_recognizer", "mmspec.metrics"),
-    ("mmspec.audio.spoken.evaluate", "mmspec.metrics"),
-    ("mmspec.audio.spoken.evaluate", "mmspec.loading"),
     # `python -m mmspec` is the command.
     ("mmspec.__main__", "mmspec.cli"),
 )

@@ -1,6 +1,6 @@
 """Evaluates the scenes model on held-out captions: the classifier reads renders, reconstructions and samples.
 
-Command: python -m mmspec.vision.scenes.evaluate --out runs/scenes        (writes evaluation.json and evaluation.png)
+Command: python -m train_scenes.evaluate --out runs/scenes        (writes evaluation.json and evaluation.png)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from train_shapes.evaluate import Evaluation, image_grid
 
 from mmspec.vision.scenes.classifier import ScenesClassifier, score_captions
 from mmspec.vision.scenes.config import GUIDANCE, RUNS, SEED_EVAL, TEMPERATURE, WEIGHTS
@@ -20,7 +21,6 @@ from mmspec.vision.scenes.domain import captions, sample_scene
 from mmspec.vision.scenes.grammar import describe
 from mmspec.vision.scenes.model import load
 from mmspec.vision.scenes.render import render_batch
-from mmspec.vision.shapes.evaluate import Evaluation, image_grid
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 _BATCH = 32

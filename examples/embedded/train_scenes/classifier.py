@@ -1,6 +1,6 @@
 """Trains the classifier that scores samples, and exports it.
 
-Command: python -m mmspec.vision.scenes.train_classifier        (about 6 core-minutes)
+Command: python -m train_scenes.classifier        (about 6 core-minutes)
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional as F
+from train_shapes.export import export
 
 from mmspec.vision.scenes.classifier import ScenesClassifier, score_captions
 from mmspec.vision.scenes.config import CLASSIFIER, SEED_EVAL, SEED_TRAIN, WEIGHTS
 from mmspec.vision.scenes.domain import Caption, sample_scene
 from mmspec.vision.scenes.render import render_batch
 from mmspec.vision.shapes.config import ClassifierTraining
-from mmspec.vision.shapes.export import export
 
 
 def labelled(rng: random.Random, n: int, held_out: bool) -> tuple[torch.Tensor, list[Caption]]:

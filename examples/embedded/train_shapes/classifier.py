@@ -1,6 +1,6 @@
 """Trains the evaluation classifier on new renders and exports it.
 
-Command: python -m mmspec.vision.shapes.train_classifier        (about 4 core-minutes)
+Command: python -m train_shapes.classifier        (about 4 core-minutes)
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional as F
+from train_shapes.export import export
 
 from mmspec.vision.shapes.classifier import ShapesClassifier, score_captions
 from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS, ClassifierTraining
 from mmspec.vision.shapes.domain import LOOKS, Caption, Look, sample_scene
-from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.render import render_batch
 
 

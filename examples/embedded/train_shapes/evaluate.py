@@ -1,6 +1,6 @@
 """Evaluates the embedded model on held-out captions: the classifier reads renders, reconstructions and samples.
 
-Command: python -m mmspec.vision.shapes.evaluate --out runs/shapes        (writes evaluation.json and evaluation.png)
+Command: python -m train_shapes.evaluate --out runs/shapes        (writes evaluation.json and evaluation.png)
 """
 
 from __future__ import annotations

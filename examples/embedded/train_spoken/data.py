@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from train_spoken.espeak import Phone, speak
+from train_spoken.sentences import sentences
 
 from mmspec.audio.spoken.config import HOP, LEAD, PITCHES, SAMPLING_RATE, SEED_TRAIN, SPEEDS, TAIL, VOICES
-from mmspec.audio.spoken.espeak import Phone, speak
 from mmspec.audio.spoken.script import PAUSE
-from mmspec.audio.spoken.sentences import sentences
 
 _SPELLING = {"A": "eigh"}  # espeak-ng reads the letter A as the article
 

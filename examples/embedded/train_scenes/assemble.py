@@ -1,6 +1,6 @@
 """Counts the n-gram table and writes the index of the pipeline, which joins the exported parts.
 
-Command: python -m mmspec.vision.scenes.assemble --out runs/scenes        (after train_gpt, whose codes are counted)
+Command: python -m train_scenes.assemble --out runs/scenes        (after gpt, whose codes are counted)
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from train_scenes.data import training_set
+from train_shapes.assemble import count_table
+from train_shapes.export import export
+
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.scenes.config import GUIDANCE, RUNS, TEMPERATURE, WEIGHTS
-from mmspec.vision.scenes.data import training_set
 from mmspec.vision.scenes.text import ScenesTextEncoder
-from mmspec.vision.shapes.assemble import count_table
-from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 

@@ -1,6 +1,6 @@
 """Trains the recognizer on sentences read by espeak-ng, not on the voice itself, and saves it.
 
-Command: python -m mmspec.audio.spoken.train_recognizer        (about 3 core-minutes)
+Command: python -m train_spoken.recognizer        (about 3 core-minutes)
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional as F
+from train_spoken.data import Utterance, utterances
 
 from mmspec.audio.spoken.analysis import BANDS, FLOOR
 from mmspec.audio.spoken.checkpoint import save_module
 from mmspec.audio.spoken.config import FRAME, SAMPLING_RATE, SEED_EVAL, WEIGHTS, RecognizerTraining
-from mmspec.audio.spoken.data import Utterance, utterances
 from mmspec.audio.spoken.recognizer import SpokenRecognizer, merge_homophones, normalize_peak, token_bands
 from mmspec.audio.spoken.text import lexicon
 from mmspec.metrics.audio.word_error_rate import word_error_rate

@@ -1,6 +1,6 @@
 """Trains the decoder of the codec on the recorded sentences, and saves it.
 
-Command: python -m mmspec.audio.spoken.train_codec        (about 3 core-minutes, after prepare_data)
+Command: python -m train_spoken.codec        (about 3 core-minutes, after prepare_data)
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from train_spoken.prepare_data import PITCH_WEIGHT, nearest
 
 from mmspec.audio.spoken.analysis import BANDS
 from mmspec.audio.spoken.checkpoint import save_module
 from mmspec.audio.spoken.codec import SpokenCodec
 from mmspec.audio.spoken.config import FRAMES_PER_TOKEN, HOP, RUNS, WEIGHTS, CodecTraining
-from mmspec.audio.spoken.prepare_data import PITCH_WEIGHT, nearest
 from mmspec.audio.spoken.vocoder import Vocoder
 
 _RESOLUTIONS = ((256, 64), (512, 128), (1024, 256))  # FFT size and hop length

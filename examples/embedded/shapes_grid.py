@@ -1,14 +1,15 @@
 """A grid of sixteen images of the embedded model with their prompts, as in the README.
 
-python examples/shapes_grid.py -o examples/shapes.png
+python examples/embedded/shapes_grid.py -o examples/shapes.png
 """
 
 from __future__ import annotations
 
 import argparse
 
+from train_shapes.evaluate import image_grid
+
 import mmspec
-from mmspec.vision.shapes.evaluate import image_grid
 
 PROMPTS = [
     "a red circle above a blue square",

@@ -1,6 +1,6 @@
 """Counts the n-gram table that the recipe `table` drafts from, over the training data.
 
-Command: python -m mmspec.audio.spoken.count_ngrams        (about 5 core-minutes, after train)
+Command: python -m train_spoken.count_ngrams        (about 5 core-minutes, after train)
 
 The counts are of the transformer's distributions along the training sentences, not of the recorded tokens: drafts are
 tested with these distributions, and each of them carries as much information as many samples.
@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from train_spoken.prepare_data import load_encoded
+from train_spoken.transformer import HELD_OUT, Example, collate, make_example
 
 from mmspec.audio.spoken.checkpoint import load_module
 from mmspec.audio.spoken.config import CODES, RUNS, TEMPERATURE, WEIGHTS
 from mmspec.audio.spoken.ngram_drafter import LEVELS, MAX_AGE, TextNGramTable, context_key, pack_tokens, script_keys
-from mmspec.audio.spoken.prepare_data import load_encoded
 from mmspec.audio.spoken.text import alphabet
-from mmspec.audio.spoken.train import HELD_OUT, Example, collate, make_example
 from mmspec.audio.spoken.transformer import STOP, SpokenTransformer
 from mmspec.files import replacing
 

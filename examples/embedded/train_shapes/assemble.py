@@ -1,6 +1,6 @@
 """Counts the n-gram table, if the model yields single tokens, and writes the index of the pipeline.
 
-Command: python -m mmspec.vision.shapes.assemble --out runs/shapes        (after train_gpt, whose codes are counted)
+Command: python -m train_shapes.assemble --out runs/shapes        (after gpt, whose codes are counted)
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import json
 from pathlib import Path
 
 import torch
+from train_shapes.data import load_codes
+from train_shapes.export import export
 
 from mmspec.drafters.ngram import NGramTable
 from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.shapes.config import GUIDANCE, RUNS, TEMPERATURE, WEIGHTS
-from mmspec.vision.shapes.data import load_codes
-from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 

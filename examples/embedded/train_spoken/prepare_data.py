@@ -1,6 +1,6 @@
 """Synthesizes and analyzes the training sentences, and fits the codebook.
 
-Command: python -m mmspec.audio.spoken.prepare_data        (about 6 core-minutes)
+Command: python -m train_spoken.prepare_data        (about 6 core-minutes)
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from train_spoken.data import Utterance, utterances
 
 from mmspec.audio.spoken.analysis import log_bands, pitch
 from mmspec.audio.spoken.config import CODES, RUNS, VOICES
-from mmspec.audio.spoken.data import Utterance, utterances
 from mmspec.audio.spoken.script import PAUSE, Script
 from mmspec.audio.spoken.text import LEXICON, VOWELS
 from mmspec.audio.spoken.words import WORDS

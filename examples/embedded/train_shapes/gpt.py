@@ -1,7 +1,7 @@
 """Trains the transformer of the shapes model, or its draft model, and exports the averaged weights at intervals.
 
-One process:  python -m mmspec.vision.shapes.train_gpt --config target
-Two cores:    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m mmspec.vision.shapes.train_gpt --config target
+One process:  python -m train_shapes.gpt --config target
+Two cores:    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m train_shapes.gpt --config target
 Draft:        the same with --config draft
 Blocks:       the same with --config blocks and blocks-draft, and another --weights that holds the tokenizer too
 
@@ -24,14 +24,14 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from muon import MuonAdamW, update_average
 from torch.nn import functional as F
+from train_shapes.data import Codes, caption_features, load_codes, merge_shards, validation, write_shard
+from train_shapes.export import export
 
-from mmspec.training.muon import MuonAdamW, update_average
 from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
 from mmspec.vision.shapes.config import GPT, RUNS, WEIGHTS, GPTTraining
-from mmspec.vision.shapes.data import Codes, caption_features, load_codes, merge_shards, validation, write_shard
 from mmspec.vision.shapes.domain import CONDITION_SLOTS, FEATURE_DIM, LOOKS, Look
-from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 

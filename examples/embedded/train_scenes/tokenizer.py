@@ -1,6 +1,6 @@
 """Trains the tokenizer of the scenes model on random crops and exports it.
 
-Command: python -m mmspec.vision.scenes.train_tokenizer        (about 8 core-minutes)
+Command: python -m train_scenes.tokenizer        (about 8 core-minutes)
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import random
 from pathlib import Path
 
 import torch
+from train_shapes.tokenizer import fit
 
 from mmspec.vision.scenes.config import SEED_EVAL, SEED_TRAIN, TOKENIZER, WEIGHTS
 from mmspec.vision.scenes.domain import IMAGE_SIZE, sample_scene
 from mmspec.vision.scenes.render import render_batch
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
-from mmspec.vision.shapes.train_tokenizer import fit
 
 
 def renders(n: int, seed: int, held_out: bool) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Trains the transformer of the voice, or its draft model, and saves the averaged weights at every checkpoint.
 
-Command: python -m mmspec.audio.spoken.train --config target        (about 22 core-minutes, after prepare_data)
+Command: python -m train_spoken.transformer --config target        (about 22 core-minutes, after prepare_data)
 Draft:   the same with --config draft                               (about 4 core-minutes)
 
 A restarted command resumes from the checkpoint in the work folder. The schedule is a budget of CPU time on one core.
@@ -18,16 +18,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from muon import MuonAdamW, update_average
 from torch import Tensor
 from torch.nn import functional as F
+from train_spoken.prepare_data import Row, load_encoded
 
 from mmspec.audio.spoken.checkpoint import save_module
 from mmspec.audio.spoken.config import RUNS, TRANSFORMERS, WEIGHTS, TransformerTraining
-from mmspec.audio.spoken.prepare_data import Row, load_encoded
 from mmspec.audio.spoken.script import Alphabet
 from mmspec.audio.spoken.text import alphabet
 from mmspec.audio.spoken.transformer import PHONE_END, STOP, SpokenTransformer
-from mmspec.training.muon import MuonAdamW, update_average
 
 HELD_OUT = 128  # the first encoded sentences are not trained on
 

@@ -1,6 +1,6 @@
 """Trains the tokenizer on random crops and exports it.
 
-Command: python -m mmspec.vision.shapes.train_tokenizer        (about 7 core-minutes)
+Command: python -m train_shapes.tokenizer        (about 7 core-minutes)
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import torch
+from train_shapes.export import export
 
 from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS, TokenizerTraining
 from mmspec.vision.shapes.domain import LOOKS, Look, sample_scene
-from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.render import render_batch
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 

@@ -1,6 +1,6 @@
 """Trains the transformer of the scenes model, or its draft model, and exports the averaged weights at intervals.
 
-Commands:  OMP_NUM_THREADS=1 python -m mmspec.vision.scenes.train_gpt --config target     (draft: --config draft)
+Commands:  OMP_NUM_THREADS=1 python -m train_scenes.gpt --config target     (draft: --config draft)
 
 The tokenizer must be trained first. The work folder (--out) holds the encoded images and a checkpoint, from which a
 restarted command continues. The schedule is a budget of CPU time (--minutes), so that other work on the machine does
@@ -18,16 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from muon import MuonAdamW, update_average
 from torch.nn import functional as F
+from train_scenes.data import Codes, caption_features, training_set, validation
+from train_shapes.export import export
+from train_shapes.gpt import FOLDERS, build, muon_blocks
 
-from mmspec.training.muon import MuonAdamW, update_average
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.scenes.config import GPT, RUNS, WEIGHTS, GPTTraining
-from mmspec.vision.scenes.data import Codes, caption_features, training_set, validation
 from mmspec.vision.scenes.domain import CONDITION_SLOTS, FEATURE_DIM
-from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
-from mmspec.vision.shapes.train_gpt import FOLDERS, build, muon_blocks
 
 
 @torch.no_grad()

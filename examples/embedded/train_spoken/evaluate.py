@@ -1,6 +1,6 @@
 """Measures the word error rate of the shipped voice, and writes audio examples and a spectrogram.
 
-Command: python -m mmspec.audio.spoken.evaluate --out examples/speech        (about 4 core-minutes)
+Command: python -m train_spoken.evaluate --out examples/speech        (about 4 core-minutes)
 
 All sentences are held out from training; they are written to sentences.txt, which `mmspec eval` measures every recipe
 on. Both voices are measured, through WAV files. The recognizer was trained on espeak-ng's speech, not on the voice; its
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from train_spoken.sentences import sentences
 
 import mmspec
 import mmspec.errors
@@ -25,7 +26,6 @@ from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.spoken.analysis import FLOOR, SIZE, frames
 from mmspec.audio.spoken.config import RECIPE, SAMPLING_RATE, SEED_EVAL
 from mmspec.audio.spoken.recognizer import embedded_recognizer, merge_homophones
-from mmspec.audio.spoken.sentences import sentences
 from mmspec.audio.wave import write_audio
 from mmspec.limits import AUDIO_SECONDS
 from mmspec.media.audio import read_audio
@@ -84,7 +84,7 @@ def evaluate_espeak(texts: list[str]) -> dict[str, Any]:
     """
     import random
 
-    from mmspec.audio.spoken.data import synthesize
+    from train_spoken.data import synthesize
 
     rng = random.Random(0)
     utterances = [one for i, text in enumerate(texts) if (one := synthesize(text, i // _BATCH % 2, rng)) is not None]
