@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from gpu_bench.comparison import compared
@@ -75,4 +74,4 @@ def compare(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -33,7 +33,16 @@ def tests(plan: Plan, device: torch.device) -> Iterator[Record]:
     with TemporaryDirectory() as folder:
         found = Path(folder, "junit.xml")
         # Without the options of pyproject.toml, which need plugins.
-        words = ["-o", "addopts=", "--import-mode=importlib", "-m", "gpu and not slow", "-q", "--maxfail=20"]
+        words = [
+            "-o",
+            "addopts=",
+            "--import-mode=importlib",
+            "-m",
+            "gpu and not slow",
+            "-q",
+            "--maxfail=20",
+            "--continue-on-collection-errors",
+        ]
         words += ["-p", "no:cacheprovider", "-p", "no:benchmark", f"--junitxml={found}", *(plan.tests or TESTS)]
         workers = min(16, (os.cpu_count() or 1) - 2)  # most of the time goes into compiling kernels, on one core each
         if workers > 1 and find_spec("xdist") is not None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from mmspec.decoding.cuda_graphs import Capturable
+from mmspec.decoding.kept_graphs import ReusableTarget
 from mmspec.errors import unknown_name
 from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
@@ -42,7 +42,7 @@ class StepModel:
         depth: The depth decoder, which decodes the codes of a frame after the first one; None if there is none.
     """
 
-    target: Callable[[int, int], Capturable]
+    target: Callable[[int, int], ReusableTarget]
     heads: Sequence[nn.Linear]
     module: nn.Module
     calls: Sequence[object] = ()
@@ -118,7 +118,7 @@ def _llamagen(model: PublishedModel, layers: int, device: torch.device, dtype: t
     with random_weights(device, dtype):
         gpt = LlamaGenTransformer(n_layer=layers, **model.arguments).eval()
 
-    def target(rows: int, slack: int) -> Capturable:
+    def target(rows: int, slack: int) -> ReusableTarget:
         condition = torch.zeros(rows, dtype=torch.int64, device=device)
         return LlamaGenTarget(gpt, condition, gpt.unconditional(rows) if model.guided else None, None, slack)
 
@@ -128,13 +128,13 @@ def _llamagen(model: PublishedModel, layers: int, device: torch.device, dtype: t
 def _causal(
     model: PublishedModel, decoder: Any, embed: Callable[[Tensor], Tensor], head: Callable[[Tensor], Tensor],
     vocab_size: int, width: int, device: torch.device, dtype: torch.dtype, cell: tuple[int, ...] = (),
-) -> Callable[[int, int], Capturable]:  # fmt: skip
+) -> Callable[[int, int], ReusableTarget]:  # fmt: skip
     """Targets of a decoder of transformers; its prompts are zeros."""
     if isinstance(decoder, nn.Module):
         decoder.eval()
     backbone = Backbone(decoder, embed, head, vocab_size, device, cell)
 
-    def target(rows: int, slack: int) -> Capturable:
+    def target(rows: int, slack: int) -> ReusableTarget:
         mask = torch.ones(rows, model.prompt, dtype=torch.bool, device=device)
         embeds = torch.zeros(rows, model.prompt, width, dtype=dtype, device=device)
         prompt = Prompt(embeds, mask, position_ids_of(mask))
@@ -167,7 +167,7 @@ def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: t
     books, width = config.num_codebooks, config.hidden_size
     with random_weights(device, dtype):
         decoder = kind._from_config(config, attn_implementation="sdpa", dtype=dtype).eval()
-        heads = nn.ModuleList(nn.Linear(width, config.vocab_size, bias=False) for _ in range(books))
+        heads = [nn.Linear(width, config.vocab_size, bias=False) for _ in range(books)]
 
     def embed(ids: Tensor) -> Tensor:
         return sum(table(ids[..., k]) for k, table in enumerate(decoder.embed_tokens))
@@ -175,7 +175,7 @@ def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: t
     def head(hidden: Tensor) -> Tensor:
         return torch.stack([one(hidden) for one in heads], dim=2)
 
-    def target(rows: int, slack: int) -> Capturable:
+    def target(rows: int, slack: int) -> ReusableTarget:
         text = torch.zeros((1 + model.guided) * rows, model.prompt, width, dtype=dtype, device=device)
         crossed = CrossAttention(text, torch.ones(text.shape[:2], dtype=torch.bool, device=device))
         prompt = Prompt(text[:rows, :1], torch.ones(rows, 1, dtype=torch.bool, device=device), _first(rows, device))
@@ -183,7 +183,7 @@ def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: t
         size, guided, length = config.vocab_size, model.guided, model.length
         return ColumnTarget(layers, embed, head, books, size, prompt, guided, length, slack, crossed)
 
-    return StepModel(target, list(heads), decoder, [embed, head])
+    return StepModel(target, heads, decoder, [embed, head])
 
 
 def _cosmos(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
@@ -193,7 +193,7 @@ def _cosmos(model: PublishedModel, layers: int, device: torch.device, dtype: tor
     with random_weights(device, dtype):
         transformer = CosmosTransformer(n_layers=layers, **model.arguments).eval()
 
-    def target(rows: int, slack: int) -> Capturable:
+    def target(rows: int, slack: int) -> ReusableTarget:
         given = torch.zeros(rows, model.prompt, dtype=torch.int64, device=device)
         return CosmosTarget(transformer, given, None, model.length, slack)
 
