@@ -35,10 +35,11 @@ def models(plan: Plan, device: torch.device) -> Iterator[Record]:
                 found = record_of(case | {"width": width, "end": _middle(one)}, partial(_step, plan, one, rows, width))
                 steps[width] = found.get("device")
                 yield found
+            if name == "musicgen-large" and rows == 8 and device.type == "cuda":
+                yield from _attention_of_columns(plan, one)
             for recipe in recipes:
                 if "table" not in recipe or one.table is not None:
                     yield record_of(case | {"recipe": recipe}, partial(_decode, plan, one, rows, recipe, steps))
-    yield from _attention_of_columns(plan, made)
 
 
 def _middle(one: Decoder) -> int:
@@ -70,11 +71,8 @@ def _decode(plan: Plan, one: Decoder, rows: int, recipe: str, steps: dict[int, f
     }  # fmt: skip
 
 
-def _attention_of_columns(plan: Plan, made: dict[str, Decoder]) -> Iterator[Record]:
+def _attention_of_columns(plan: Plan, one: Decoder) -> Iterator[Record]:
     """Steps of MusicGen at cache lengths that are a multiple of 64 and not of 8, with and without cuDNN's attention."""
-    one = made.get("musicgen-large")
-    if one is None or not torch.cuda.is_available():
-        return
     for cudnn in (True, False):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
         for end in (256, 275, 320):
