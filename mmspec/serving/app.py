@@ -24,7 +24,7 @@ from mmspec.documents import parse_json
 from mmspec.errors import MMSpecError
 from mmspec.serving.active_request import ActiveRequest, ClientLeft, GeneratedResponse, unless_disconnected
 from mmspec.serving.audio_encoder import MEDIA_TYPES as AUDIO_TYPES
-from mmspec.serving.errors import ApiError, from_validation, json_response, unknown_parameter
+from mmspec.serving.errors import ApiError, cut_off, from_validation, json_response, unknown_parameter
 from mmspec.serving.generation import Generation
 from mmspec.serving.guards import Guards
 from mmspec.serving.images import ImageJob
@@ -54,6 +54,7 @@ class Application:
     Attributes:
         asgi: The ASGI application, for uvicorn or any other server.
         busy: Requests that are being worked on.
+        cut: Requests that had not finished when the server stopped.
         hangs: Whether a model did not end; its threads would keep the process.
     """
 
@@ -63,7 +64,7 @@ class Application:
         self.settings = settings or ServerSettings()
         self.models = Models(models)
         self.metrics = ServerMetrics()
-        self.busy = 0
+        self.busy = self.cut = 0
         self.hangs = False
         self._draining = False
         self._stored = StoredImages()
@@ -94,6 +95,11 @@ class Application:
         """Refuses new requests from now on."""
         self._draining = True
 
+    def cut_off(self) -> None:
+        """Ends all requests; their clients are told to send them again."""
+        self._draining = True
+        self.cut += sum(model.cut_off() for model in self.models.all.values())
+
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         yield
@@ -123,7 +129,7 @@ class Application:
                 return await _stream(request, active, job, MEDIA_TYPE, HEADERS)
             answer = await unless_disconnected(request, job.respond())
         except BaseException as error:
-            raise _ended(active, error) from error
+            raise self._ended(active, error) from error
         active.end(None)
         return json_response(answer)
 
@@ -143,7 +149,7 @@ class Application:
                 return await _stream(request, active, job, AUDIO_TYPES[job.format], job.headers())
             data, headers = await unless_disconnected(request, job.respond())
         except BaseException as error:
-            raise _ended(active, error) from error
+            raise self._ended(active, error) from error
         active.end(None)
         return Response(data, headers=headers, media_type=AUDIO_TYPES[job.format])
 
@@ -180,6 +186,13 @@ class Application:
         """Metrics for Prometheus."""
         return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    def _ended(self, active: ActiveRequest, error: BaseException) -> BaseException:
+        """Records the end of a request without a response; returns the error of the response."""
+        stopped = self._draining and isinstance(error, asyncio.CancelledError)
+        found = cut_off() if stopped else active.translate(error)
+        active.end(found)
+        return found
+
     def _address(self, request: Request, content: bytes, suffix: str) -> str:
         return str(request.url_for("fetch_file", name=self._stored.add(content, suffix)))
 
@@ -190,6 +203,12 @@ async def read_body(request: Request, schema: type[R]) -> R:
     Raises:
         ApiError: If it is no JSON, or does not fit the schema.
     """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # A form of a page elsewhere cannot send this type unasked.
+        raise ApiError(
+            415, f"Content-Type {kind[:100]!r} is not allowed; send application/json", "unsupported_media_type"
+        )
     try:
         found = parse_json(await request.body(), "the request")
     except ClientDisconnect:
@@ -230,12 +249,6 @@ async def _stream(
 
 async def _in_worker(model: ServedModel, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(model.worker, work)
-
-
-def _ended(active: ActiveRequest, error: BaseException) -> BaseException:
-    found = active.translate(error)
-    active.end(found)
-    return found
 
 
 def _body(schema: type[GenerationRequest]) -> dict[str, Any]:

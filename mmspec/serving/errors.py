@@ -12,6 +12,7 @@ from starlette.responses import Response
 from mmspec.errors import MMSpecError, did_you_mean, shorten
 
 INVALID, SERVER = "invalid_request_error", "server_error"
+DRAINING = "draining"
 _PARAM = re.compile(r"(\w+)\b")
 # Arguments of pipelines that the API calls by other names.
 _RENAMED = {"text": "input", "height": "size", "width": "size"}
@@ -48,6 +49,17 @@ class ApiError(Exception):
     def response(self) -> Response:
         """The HTTP response."""
         return json_response(self.body(), self.status, self.headers)
+
+
+def draining() -> ApiError:
+    """The error of a request that comes when the server is about to stop."""
+    return ApiError(503, "the server is about to stop; try another one", DRAINING, headers={"Retry-After": "1"})
+
+
+def cut_off() -> ApiError:
+    """The error of a request that has not finished when the server stops."""
+    message = "the server stops and has cut off this request; send it again, to another server"
+    return ApiError(503, message, DRAINING, headers={"Retry-After": "1"})
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -82,7 +82,7 @@ class ImageJob:
         settings = DecodingRequest(
             self.seed + index, self.recipe, request.user, request.settings(), request.negative_prompt, self.size
         )
-        return Generation(self.model.engine.generate(request.prompt, settings), self.model.clock)
+        return self.model.generate(request.prompt, settings)
 
     async def image(self, codes: Tensor) -> str:
         """An image of the codes so far, in base64."""

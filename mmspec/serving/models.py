@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
+from weakref import WeakSet
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.errors import did_you_mean
 from mmspec.recipes import Recipe, default_recipe, parse
-from mmspec.serving.errors import ApiError
-from mmspec.serving.generation import Engine
+from mmspec.serving.errors import ApiError, cut_off
+from mmspec.serving.generation import DecodingRequest, Engine, Generation
 from mmspec.serving.raster import Raster, raster_of
 from mmspec.serving.step_clock import StepClock
 
@@ -41,6 +43,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     clock: StepClock = field(default_factory=StepClock)
     worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "mmspec-decode"))
+    _generations: WeakSet[Generation] = field(default_factory=WeakSet)
 
     @property
     def kind(self) -> Kind:
@@ -78,6 +81,21 @@ class ServedModel:
         if self.kind == "speech":
             return entry | {"voices": list(self.voices), "sampling_rate": self.pipe.sampling_rate}
         return entry | {"size": self.raster.size, "rows": self.raster.rows, "columns": self.raster.columns}
+
+    def generate(self, prompt: str | PreparedText, request: DecodingRequest) -> Generation:
+        """Hands a request to the engine.
+
+        Args:
+            prompt: The prompt of an image, or the prepared text of speech.
+            request: Its settings.
+        """
+        found = Generation(self.engine.generate(prompt, request), self.clock)
+        self._generations.add(found)
+        return found
+
+    def cut_off(self) -> int:
+        """Ends all requests with an error, and returns their number."""
+        return sum(generation.fail(cut_off()) for generation in list(self._generations))
 
     async def aclose(self) -> None:
         """Ends the engine."""

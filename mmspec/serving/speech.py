@@ -84,7 +84,7 @@ class SpeechJob:
     def start(self) -> Generation:
         """Hands the text to the engine."""
         settings = DecodingRequest(self.seed, self.recipe, self.request.user, self.request.settings())
-        return Generation(self.model.engine.generate(self.prepared, settings), self.model.clock)
+        return self.model.generate(self.prepared, settings)
 
     def headers(self) -> dict[str, str]:
         """Headers that every response has."""

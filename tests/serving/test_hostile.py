@@ -100,6 +100,8 @@ def test_broken_bodies_are_one_line(server: Served, body: bytes, message: str) -
 
 
 def test_only_json_is_read(server: Served) -> None:
+    assert server.request("/v1/images/edits", b"--x", {"Content-Type": "multipart/form-data; boundary=x"})[0] == 404
+    assert server.request("/v1/models", b"--x", {"Content-Type": "multipart/form-data; boundary=x"})[0] == 405
     form = b'--x\r\nContent-Disposition: form-data; name="prompt"\r\n\r\na red'
     for kind in ("multipart/form-data; boundary=x", "text/plain", "application/x-www-form-urlencoded", ""):
         status, _, content = server.request(IMAGES, form, {"Content-Type": kind})
@@ -337,6 +339,41 @@ def test_draining_takes_bounded_time() -> None:
         running.server.handle_exit(signal.SIGTERM, None)
         wait(lambda: refused(running))
         wait(lambda: engine.held == 0)
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["waiting", "decoding"])
+@pytest.mark.parametrize(
+    ("path", "extra", "closed"),
+    [(IMAGES, {}, False), (IMAGES, {"n": 2}, False), (IMAGES, {"stream": True}, True), (SPEECH, {}, False)],
+    ids=["image", "images", "events", "speech"],
+)
+def test_requests_that_the_end_of_draining_cuts_off_are_told(
+    path: str, extra: dict[str, Any], closed: bool, silent: bool
+) -> None:
+    models, engine = new_models(), SilentEngine() if silent else HeldEngine()
+    for model in models:
+        model.engine = engine
+    wanted = {"input": "hello"} if path == SPEECH else IMAGE | extra
+    with served(models, ServerSettings(drain_seconds=0)) as running, connect(running) as connection:
+        body = json.dumps(wanted).encode()
+        connection.sendall(head(path, f"Content-Length: {len(body)}", "Connection: close") + body)
+        wait(lambda: engine.held == extra.get("n", 1))
+        begun = closed and not silent
+        if begun:
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        assert running.server is not None
+        running.server.handle_exit(signal.SIGTERM, None)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+        wait(lambda: engine.held == 0)
+        model = "spoken" if path == SPEECH else "shapes"
+        wait(lambda: running.metric("mmspec_requests_finished_total", model=model, outcome="cancelled") == 1)
+    assert b"the server stops and has cut off this request; send it again" in received and b'"draining"' in received
+    if begun:
+        assert b"event: error" in received
+    else:
+        assert received.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in received.lower()
 
 
 @pytest.mark.slow
