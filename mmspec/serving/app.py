@@ -34,8 +34,9 @@ from mmspec.serving.page import add_page
 from mmspec.serving.raster import MEDIA_TYPES as IMAGE_TYPES
 from mmspec.serving.schemas import GenerationRequest, ImageRequest, SpeechRequest
 from mmspec.serving.settings import ServerSettings
-from mmspec.serving.speech import SpeechJob
+from mmspec.serving.speech import DEFAULT_VOICE, SpeechJob
 from mmspec.serving.sse import HEADERS, MEDIA_TYPE
+from mmspec.serving.stand_ins import ANY, check_voices
 from mmspec.serving.stored_images import StoredImages
 
 CLOSE_SECONDS = 5.0  # a model ends after the call that runs
@@ -62,7 +63,9 @@ class Application:
 
     def __init__(self, models: list[ServedModel], settings: ServerSettings | None = None) -> None:
         self.settings = settings or ServerSettings()
-        self.models = Models(models)
+        self.models = Models(models, self.settings.aliases)
+        voices = [voice for model in models for voice in model.voices]
+        check_voices(self.settings.voices, list(dict.fromkeys([*voices, DEFAULT_VOICE])))
         self.metrics = ServerMetrics()
         self.busy = self.cut = 0
         self.hangs = False
@@ -77,6 +80,7 @@ class Application:
         app.post("/v1/images/generations", openapi_extra=_body(ImageRequest))(self.generate_images)
         app.post("/v1/audio/speech", openapi_extra=_body(SpeechRequest))(self.generate_speech)
         app.get("/v1/models")(self.list_models)
+        app.get("/v1/audio/voices")(self.list_voices)
         app.get("/v1/models/{name:path}")(self.show_model)
         app.get("/v1/files/{name}")(self.fetch_file)
         app.get("/health")(self.health)
@@ -124,7 +128,8 @@ class Application:
         model = self.models.find(body.model, "image")
         active = self._active(model, "image", ImageRequest)
         try:
-            job = ImageJob(model, body, active.accounting, partial(self._address, request))
+            address = partial(self._address, request)
+            job = ImageJob(model, body, active.accounting, address, self.settings.sizes)
             if body.stream:
                 return await _stream(request, active, job, MEDIA_TYPE, HEADERS)
             answer = await unless_disconnected(request, job.respond())
@@ -155,13 +160,23 @@ class Application:
 
     async def list_models(self) -> Response:
         """The models."""
-        return json_response({"object": "list", "data": [model.describe() for model in self.models.all.values()]})
+        return json_response({"object": "list", "data": [self._describe(name) for name in self.models.names]})
 
     async def show_model(self, name: str) -> Response:
         """One model."""
-        if name not in self.models.all:
+        return json_response(self._describe(name))
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        found = self.models.get(name)
+        if found is None:
             raise ApiError(404, f"model {name!r} is not served here; see /v1/models", "model_not_found", "model")
-        return json_response(self.models.all[name].describe())
+        return found.describe(name)
+
+    async def list_voices(self, model: str | None = None) -> Response:
+        """The voices of a speech model, and their other names."""
+        own = self.models.find(model, "speech").voices
+        others = [name for name, voice in self.settings.voices.items() if name != ANY and voice in own]
+        return json_response({"voices": list(dict.fromkeys([*own, *others]))})
 
     async def fetch_file(self, name: str) -> Response:
         """An image of a response with `response_format="url"`."""
@@ -219,11 +234,11 @@ async def read_body(request: Request, schema: type[R]) -> R:
         raise ApiError(400, f"the request must be a JSON object, not {type(found).__name__}", "invalid_json")
     known = schema.model_fields
     if len(found) > len(known):  # an error for each of very many would take seconds
-        raise unknown_parameter(next(name for name in found if name not in known), known)
+        raise unknown_parameter(next(name for name in found if name not in known), schema.parameters())
     try:
         return schema.model_validate(found)
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False), schema.model_fields) from None
+        raise from_validation(error.errors(include_url=False), schema.parameters()) from None
 
 
 class _Job(Protocol):

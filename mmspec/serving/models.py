@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,7 @@ from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.serving.errors import ApiError, cut_off
 from mmspec.serving.generation import DecodingRequest, Engine, Generation
 from mmspec.serving.raster import Raster, raster_of
+from mmspec.serving.stand_ins import check_aliases
 from mmspec.serving.step_clock import StepClock
 
 Kind = Literal["image", "speech"]
@@ -74,9 +75,10 @@ class ServedModel:
             )  # fmt: skip
         return chosen
 
-    def describe(self) -> dict[str, Any]:
-        """The model in `GET /v1/models`."""
-        entry: dict[str, Any] = {"id": self.name, "object": "model", "created": self.created, "owned_by": "mmspec"}
+    def describe(self, name: str) -> dict[str, Any]:
+        """The model in `GET /v1/models`, by one of its names."""
+        entry: dict[str, Any] = {"id": name, "object": "model", "created": self.created, "owned_by": "mmspec"}
+        entry["root"] = self.name
         entry |= {"kind": self.kind, "recipe": self.recipe, "exact": parse(self.recipe).exact}
         if self.kind == "speech":
             return entry | {"voices": list(self.voices), "sampling_rate": self.pipe.sampling_rate}
@@ -108,10 +110,25 @@ class Models:
 
     Args:
         models: At least one.
+        aliases: Other names of some.
+
+    Raises:
+        ArgumentError: If another name is that of a model, or stands for none.
     """
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Sequence[ServedModel], aliases: Mapping[str, str] | None = None) -> None:
         self.all = {model.name: model for model in models}
+        self._aliases = dict(aliases or {})
+        check_aliases(self._aliases, list(self.all))
+
+    @property
+    def names(self) -> list[str]:
+        """All names that requests may use."""
+        return [*self.all, *self._aliases]
+
+    def get(self, name: str) -> ServedModel | None:
+        """The model of a name, or None."""
+        return self.all.get(self._aliases.get(name, name))
 
     def find(self, name: str | None, kind: Kind) -> ServedModel:
         """The model of a request.
@@ -128,8 +145,9 @@ class Models:
             return able[0]
         if name is None:
             raise ApiError(404, f"this server has no model for {kind}", "model_not_found", "model")
-        if name not in self.all:
-            names = [model.name for model in able]
+        found = self.get(name)
+        if found is None:
+            names = [other for other in self.names if self.get(other) in able]
             raise ApiError(
                 404,
                 f"model {name!r} is not served here{did_you_mean(name, names)}; models for {kind}: "
@@ -137,7 +155,6 @@ class Models:
                 "model_not_found",
                 "model",
             )
-        found = self.all[name]
         if found.kind != kind:
             raise ApiError(404, f"model {name!r} generates {found.kind}, not {kind}", "model_not_found", "model")
         return found
