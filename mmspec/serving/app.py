@@ -22,6 +22,7 @@ from mmspec import __version__, limits
 from mmspec.arguments import shown
 from mmspec.documents import parse_json
 from mmspec.errors import MMSpecError
+from mmspec.serving import api_docs
 from mmspec.serving.active_request import ActiveRequest, ClientLeft, GeneratedResponse, unless_disconnected
 from mmspec.serving.audio_encoder import MEDIA_TYPES as AUDIO_TYPES
 from mmspec.serving.errors import ApiError, cut_off, from_validation, json_response, unknown_parameter
@@ -72,19 +73,24 @@ class Application:
         self._draining = False
         self._stored = StoredImages()
         self.metrics.watch(models)
-        app = FastAPI(title="mmspec", version=__version__, docs_url=None, redoc_url=None, lifespan=self._lifespan)
+        app = FastAPI(title="mmspec", version=__version__, openapi_url=None, lifespan=self._lifespan)
         app.add_exception_handler(ApiError, _api_error)
         app.add_exception_handler(HTTPException, _http_error)
         app.add_exception_handler(ClientLeft, _client_left)
         app.add_exception_handler(Exception, _unexpected)
-        app.post("/v1/images/generations", openapi_extra=_body(ImageRequest))(self.generate_images)
-        app.post("/v1/audio/speech", openapi_extra=_body(SpeechRequest))(self.generate_speech)
+        app.post("/v1/images/generations", openapi_extra=api_docs.body_of(ImageRequest))(self.generate_images)
+        app.post(
+            "/v1/audio/speech", openapi_extra=api_docs.body_of(SpeechRequest), response_class=Response,
+            responses=api_docs.audio_response(),
+        )(self.generate_speech)  # fmt: skip
         app.get("/v1/models")(self.list_models)
         app.get("/v1/audio/voices")(self.list_voices)
         app.get("/v1/models/{name:path}")(self.show_model)
         app.get("/v1/files/{name}")(self.fetch_file)
         app.get("/health")(self.health)
         app.get("/metrics")(self.show_metrics)
+        if self.settings.describes_itself:
+            api_docs.describe_api(app, bool(self.settings.api_keys))
         if self.settings.page:
             add_page(app)
         guarded: ASGIApp = Guards(app, self.settings, lambda: self._draining, self.metrics.count_response)
@@ -264,12 +270,6 @@ async def _stream(
 
 async def _in_worker(model: ServedModel, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(model.worker, work)
-
-
-def _body(schema: type[GenerationRequest]) -> dict[str, Any]:
-    """The description of a request's body in /openapi.json."""
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 async def _api_error(_: Request, error: Exception) -> Response:
