@@ -94,7 +94,7 @@ class ImageRequest(GenerationRequest):
     """
 
     WITHOUT_EFFECT = {
-        "quality": ("auto",), "style": (), "background": ("auto", "opaque"), "moderation": ("auto",),
+        "quality": ("auto", "standard"), "style": (), "background": ("auto", "opaque"), "moderation": ("auto",),
         "num_inference_steps": (), "true_cfg_scale": (), "step": (), "mode": (), "clip_skip": (),
     }  # fmt: skip
 

@@ -116,7 +116,7 @@ def test_voices_are_listed(server: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "notes"),
     [
-        (IMAGES, {"quality": "auto", "background": "opaque", "moderation": "auto", "style": None}, []),
+        (IMAGES, {"quality": "standard", "background": "opaque", "moderation": "auto", "style": None}, []),
         (IMAGES, {"num_inference_steps": 50}, ["num_inference_steps=50 has no effect"]),
         (IMAGES, {"output_compression": 50}, ["output_compression=50 has no effect on png"]),
         (SPEECH, {"speed": 1.0, "instructions": "", "lang_code": "", "volume_multiplier": 1.0}, []),
