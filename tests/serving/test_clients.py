@@ -183,6 +183,22 @@ def test_aac(client: openai.OpenAI, streamed: bool, rate: int | None) -> None:
     assert len(found) == len(samples) and np.corrcoef(found, samples)[0, 1] > 0.98
 
 
+@pytest.mark.parametrize("kind", ["mp3", "flac", "opus"])
+def test_streamed_files_are_read_by_other_readers_too(server: Served, kind: str) -> None:
+    """By FFmpeg's, which browsers have, and by libsndfile in blocks, to the end."""
+    av = pytest.importorskip("av")
+    body = {"input": TEXT, "seed": 3, "response_format": kind, "initial_codec_chunk_frames": 8}
+    _, headers, data = server.request(SPEECH, body | {"stream": True})
+    samples = len(server.request(SPEECH, body | {"response_format": "pcm"})[2]) // 2
+    with av.open(io.BytesIO(data)) as file:
+        rate = file.streams.audio[0].rate
+        found = sum(frame.samples for frame in file.decode(audio=0)) * int(headers["x-sampling-rate"]) / rate
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        blocks = sum(len(block) for block in file.blocks(1000))
+    for count in (found, blocks):
+        assert samples - 100 <= count <= samples + (2304 if kind == "mp3" else 800)
+
+
 def test_aac_without_pyav_is_refused_in_one_line(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "av" else find(name, *rest))
