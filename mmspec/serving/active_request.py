@@ -142,7 +142,9 @@ class GeneratedResponse(StreamingResponse):
         except Exception as error:
             self._outcome = found = self._active.translate(error)
             if self.media_type != MEDIA_TYPE:
-                raise
+                if found is error:
+                    raise
+                raise found from error
             if not isinstance(found, ApiError):
                 found = ApiError(500, "the server failed", "internal_error")
             yield event({"type": "error", **found.body()})
@@ -150,6 +152,8 @@ class GeneratedResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except ApiError:
+            pass  # the server closes the connection of a response that is not complete, and `end` logs why
         finally:
             await self._generation.close()
             self._active.end(self._outcome)

@@ -15,7 +15,7 @@ import numpy as np
 from mmspec import limits
 from mmspec.audio.audio_renderer import AudioRenderer
 from mmspec.audio.pipeline import EVERY, FIRST
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, shorten
 from mmspec.serving.accounting import Accounting
 from mmspec.serving.audio_encoder import encoder_rate, new_encoder
 from mmspec.serving.errors import ApiError, from_mmspec
@@ -84,10 +84,10 @@ class SpeechJob:
         other = stand_in(others, name)
         if other in (DEFAULT_VOICE, *own):
             if name not in others:
-                self.remarks.append(f"voice={name!r} is not a voice of this model; {other!r} speaks")
+                self.remarks.append(shorten(f"voice={name!r} is not a voice of this model; {other!r} speaks"))
             return None if other == DEFAULT_VOICE else other
         if not own or self.request.ref_audio is not None:
-            self.remarks.append(f"voice={name!r} has no effect")
+            self.remarks.append(shorten(f"voice={name!r} has no effect"))
             return None
         known = [*own, *(each for each, voice in others.items() if each != ANY and voice in own), DEFAULT_VOICE]
         message = f"voice={name!r} is not allowed; use one of {', '.join(dict.fromkeys(known))}"

@@ -376,6 +376,50 @@ def test_requests_that_the_end_of_draining_cuts_off_are_told(
         assert received.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in received.lower()
 
 
+def test_draining_cuts_off_what_is_not_decoded_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def read(*_: Any) -> None:
+        inside.set()
+        release.wait(20)
+
+    monkeypatch.setattr("mmspec.serving.speech.read_reference", read)
+    settings = ServerSettings(allow_reference_audio=True, drain_seconds=0)
+    with served(new_models()[1:], settings) as running, connect(running) as connection:
+        body = json.dumps({"input": "hello", "ref_audio": "AAAA"}).encode()
+        connection.sendall(head(SPEECH, f"Content-Length: {len(body)}") + body)
+        assert inside.wait(20)
+        assert running.server is not None
+        running.server.handle_exit(signal.SIGTERM, None)
+        status, content = answer(connection)
+        release.set()
+    assert status == 503 and "has cut off this request" in content["error"]["message"]
+
+
+def test_a_file_that_is_cut_off_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    spoken = new_models()[1]
+    own = spoken.engine.generate
+
+    async def first_only(*given: Any) -> AsyncGenerator[CallOutput, None]:
+        async for output in own(*given):
+            yield output
+            await asyncio.sleep(60)
+
+    spoken.engine.generate = first_only  # type: ignore[method-assign]
+    with served([spoken], ServerSettings(drain_seconds=0)) as running, connect(running) as connection:
+        body = json.dumps({"input": "hello", "stream": True, "response_format": "wav"}).encode()
+        connection.sendall(head(SPEECH, f"Content-Length: {len(body)}") + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        assert running.server is not None
+        running.server.handle_exit(signal.SIGTERM, None)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+        running.wait_idle()
+    assert not received.endswith(b"0\r\n\r\n")
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_command_ends_at_a_signal(root: Path) -> None:
     command = [sys.executable, "-m", "mmspec", "serve", "shapes", "--port", "0"]
