@@ -134,16 +134,16 @@ class Models:
         """The model of a request.
 
         Args:
-            name: Its name; None is the first of the kind.
+            name: Its name; None and "" are the first of the kind.
             kind: What it must generate.
 
         Raises:
             ApiError: With status 404, if there is none.
         """
         able = [model for model in self.all.values() if model.kind == kind]
-        if name is None and able:
+        if not name and able:
             return able[0]
-        if name is None:
+        if not name:
             raise ApiError(404, f"this server has no model for {kind}", "model_not_found", "model")
         found = self.get(name)
         if found is None:

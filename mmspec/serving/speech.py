@@ -77,9 +77,9 @@ class SpeechJob:
             ApiError: If there is none.
         """
         own, others = self.model.voices, self.settings.voices
-        if name is None or name in own:
+        if name in own:
             return name
-        if name == DEFAULT_VOICE:
+        if not name or name == DEFAULT_VOICE:
             return None
         other = stand_in(others, name)
         if other in (DEFAULT_VOICE, *own):

@@ -97,13 +97,14 @@ def test_other_names_of_models(client: openai.OpenAI, server: Served) -> None:
         ("nova", "low", None),
         ("default", "low", None),
         (None, "low", None),
+        ("", "low", None),
         ({"id": "alloy"}, "high", None),
         ("coral", "low", "voice='coral' is not a voice of this model; 'low' speaks"),
     ],
 )
 def test_other_names_of_voices(server: Served, voice: Any, same: str, notes: str | None) -> None:
     body = {"input": TEXT, "seed": 1, "response_format": "pcm"}
-    _, headers, data = server.request(SPEECH, body | {"voice": voice})
+    _, headers, data = server.request(SPEECH, body | {"voice": voice, "model": ""})
     assert data == server.request(SPEECH, body | {"voice": same})[2] and headers.get("x-notes") == notes
 
 
