@@ -370,8 +370,8 @@ def test_requests_that_the_end_of_draining_cuts_off_are_told(
         while part := connection.recv(65536):
             received += part
         wait(lambda: engine.held == 0)
-        model = "spoken" if path == SPEECH else "shapes"
-        wait(lambda: running.metric("mmspec_requests_finished_total", model=model, outcome="cancelled") == 1)
+        name = "spoken" if path == SPEECH else "shapes"
+        wait(lambda: running.metric("mmspec_requests_finished_total", model=name, outcome="cancelled") == 1)
     assert b"the server stops and has cut off this request; send it again" in received and b'"draining"' in received
     if begun:
         assert b"event: error" in received
@@ -403,8 +403,8 @@ def test_a_file_that_is_cut_off_ends_without_a_traceback(capsys: pytest.CaptureF
     spoken = new_models()[1]
     own = spoken.engine.generate
 
-    async def first_only(*given: Any) -> AsyncGenerator[CallOutput, None]:
-        async for output in own(*given):
+    async def first_only(prompt: Any, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+        async for output in own(prompt, request):
             yield output
             await asyncio.sleep(60)
 
