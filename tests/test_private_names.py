@@ -14,7 +14,7 @@ import diffusers
 import pytest
 import torch
 from private_names import foreign_attributes, sources
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     BarkProcessor,
