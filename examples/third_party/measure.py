@@ -65,7 +65,7 @@ def main(example: Example) -> None:
         "file": file.name,
         "checks": checks,
         "rows": rows,
-        "environment": {name: value for name, value in environment().items() if value is not None},
+        "versions": {name: environment()[name] for name in ("mmspec", "torch", "transformers")},
     }
     out = Path(__file__).with_name("results") / f"{example.name}-{file.stem}.json"
     out.parent.mkdir(exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from inspect import signature
 from typing import Any, Protocol
 
@@ -178,13 +179,23 @@ class GenerateSubject:
 
 @contextmanager
 def counted(model: Any) -> Iterator[list[None]]:
-    """Collects an item per call of a module inside the context."""
+    """Collects an item per call of a model's decoder inside the context, or of the model if it names none."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    before, real = vars(decoder).get("forward"), decoder.forward
     calls: list[None] = []
-    handle = model.register_forward_pre_hook(lambda module, args: calls.append(None))
+
+    @wraps(real)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return real(*args, **kwargs)
+
+    decoder.forward = forward  # a hook would miss a model that calls its own `forward`
     try:
         yield calls
     finally:
-        handle.remove()
+        del decoder.forward
+        if before is not None:
+            decoder.forward = before
 
 
 # Classes whose own `generate` prepares the call and accepts `custom_generate`.
