@@ -1,8 +1,8 @@
 """The pixel GPTs of teddykoker/image-gpt (Apache-2.0), of 28x28 pixels of 16 greys: a class of transformers.
 
-    git clone https://github.com/teddykoker/image-gpt
-    python examples/third_party/image_gpt.py image-gpt/models/fmnist_gen.ckpt
-    python examples/third_party/image_gpt.py image-gpt/models/fmnist_gen.ckpt check -m image-gpt --prompt ''
+git clone https://github.com/teddykoker/image-gpt
+python examples/third_party/image_gpt.py image-gpt/models/fmnist_gen.ckpt
+python examples/third_party/image_gpt.py image-gpt/models/fmnist_gen.ckpt check -m image-gpt --prompt ''
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def load(file: Path, device: str, dtype: torch.dtype) -> Any:
 def checks(file: Path, pipe: Any, recipes: Sequence[str]) -> dict[str, Any]:
     """Logits against the authors' network; the lower halves of sampled images, greedy, against `generate`."""
     theirs = authors_module(file.parents[1] / "src", "gpt2").GPT2(16, HEADS, LAYERS, SIDE**2, GREYS, 10).eval()
-    theirs.load_state_dict({name.removeprefix("gpt."): value for name, value in read_state(file).items() if "gpt." in name})
+    theirs.load_state_dict(
+        {name.removeprefix("gpt."): value for name, value in read_state(file).items() if "gpt." in name}
+    )
     images = pipe([""] * 16, recipe="plain", seed=range(16), output_type="latent").tokens
     ids = torch.cat([torch.full((16, 1), GREYS), images], 1)
     halves, left = ids[:, : SIDE**2 // 2 + 1], {"max_new_tokens": SIDE**2 // 2, "do_sample": False}
@@ -126,7 +128,9 @@ def checks(file: Path, pipe: Any, recipes: Sequence[str]) -> dict[str, Any]:
     return {
         "largest difference of logits from the authors' network": float(gap),
         "greedy lower halves that differ from generate, of 16": different,
-        "of their pixels, not black": float((own[:, SIDE**2 // 2 + 1 :] != int(images.flatten().mode()[0])).float().mean()),
+        "share of their pixels that are not black": float(
+            (own[:, SIDE**2 // 2 + 1 :] != int(images.flatten().mode()[0])).float().mean()
+        ),
     }
 
 

@@ -80,7 +80,7 @@ FIGURES = (("tokens_per_call", 2), ("nll_minus_entropy", 3))
 
 
 def measured(pipe: Any, recipe: str, count: int) -> dict[str, Any]:
-    """Tokens per call, bits per token, and their difference from the entropy: each with its 95 % interval over images."""
+    """Tokens per call, bits per token and their difference from the entropy, with 95 % intervals over images."""
     rows = []
     for first in range(0, count, BATCH):
         seeds = list(range(first, min(first + BATCH, count)))

@@ -1,9 +1,9 @@
 """The transformer over VQ-VAE codes of thiefCat/VQ-VAE-Transformer (no license is stated): a target of its own.
 
-    git clone https://github.com/thiefCat/VQ-VAE-Transformer
-    pip install einops  # which its code imports
-    python examples/third_party/vq_transformer.py VQ-VAE-Transformer/results/transformer.pt
-    python examples/third_party/vq_transformer.py VQ-VAE-Transformer/results/transformer.pt check -m vq-transformer
+git clone https://github.com/thiefCat/VQ-VAE-Transformer
+pip install einops  # which its code imports
+python examples/third_party/vq_transformer.py VQ-VAE-Transformer/results/transformer.pt
+python examples/third_party/vq_transformer.py VQ-VAE-Transformer/results/transformer.pt check -m vq-transformer
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class VQPipeline:
 
     def own_generate(self, prompts: Sequence[str], greedy: bool, seed: int) -> Tensor:
         torch.manual_seed(seed)
-        found: Tensor = self.model.sample_from_prior(len(prompts), 1.0, 1 if greedy else CODES, self.model.get_logit.weight.device)
+        found: Tensor = self.model.sample_from_prior(
+            len(prompts), 1.0, 1 if greedy else CODES, self.model.get_logit.weight.device
+        )
         return found
 
     def __call__(

@@ -86,9 +86,7 @@ def test_the_plugin_loads_by_name(plugin: ModuleType, tmp_path: Path, capsys: py
     assert main(["ls", "models"]) == 0 and "raster" in capsys.readouterr().out
 
 
-def test_the_page_of_the_plugin_is_whole(
-    plugin: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_of_the_plugin_is_whole(plugin: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "-m", "raster", "--prompt", "3", "--rows", "16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     unchecked = [check["name"] for check in found["checks"] if check["status"] != "passed"]

@@ -34,7 +34,10 @@ def page(report: ModelReport) -> str:
     lines = [
         f"# mmspec check: {cell(report.model)}: {verdict}",
         "",
-        *table(["", ""], [("class", report.kind), ("prompt", report.prompt or "none"), ("prompt ids", (ids or "none") + rest)]),
+        *table(
+            ["", ""],
+            [("class", report.kind), ("prompt", report.prompt or "none"), ("prompt ids", (ids or "none") + rest)],
+        ),
         "",
         *table(["", ""], list(report.facts.items())),
         "",
