@@ -262,7 +262,7 @@ def check_samples(subject: Subject, recipes: Sequence[Recipe], rows: int) -> lis
         tokens = subject.ours(recipe, greedy=False, rows=rows, seed=index * rows).tokens
         result = compare_samples(tokens, references[against])
         if result is None:
-            checks.append(Check(name, "not checked", "all samples are equal"))
+            checks.append(Check(name, "not checked", "all samples are equal; more --tokens may differ"))
             continue
         detail = (
             f"p = {result.p:.4f} ({ALARM} or less fails) of {result.rows} rows at {result.positions} positions; a "
