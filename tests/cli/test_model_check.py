@@ -188,9 +188,9 @@ def test_a_near_tie_of_a_pipeline_is_told_from_a_mistake() -> None:
     """Rounding may exchange tokens that are nearly as likely; the check says how near they are."""
     subject = subject_of(PIPELINES["llamagen"](), "7", 12)
     made = subject.ours(parse("plain"), greedy=True, rows=1, seed=0)
-    reader = subject.target(1, 1)
-    assert reader is not None
-    z = reader.target.prefill().cond[0, 0].detach()
+    prompted = subject.target(1, 1)
+    assert prompted is not None
+    z = prompted.target.prefill().cond[0, 0].detach()
     second = Made(made.tokens.clone())
     second.tokens[0, 0] = z.topk(2).indices[1]
     found = compare_greedy(subject, "x", second, made, torch.float32)

@@ -36,7 +36,10 @@ def pixel_weights(width: int, side: int) -> dict[str, Tensor]:
         for name in ("ln_1.", "ln_2."):
             shapes |= {f"layers.{layer}.{name}weight": (width,), f"layers.{layer}.{name}bias": (width,)}
     generator = torch.Generator().manual_seed(0)
-    return {f"gpt.{name}": 0.5 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    found = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    # Biases of norms would choose one token for all positions.
+    found |= {name: torch.full(shape, float("weight" in name)) for name, shape in shapes.items() if "ln_" in name}
+    return {f"gpt.{name}": value for name, value in found.items()}
 
 
 def test_a_pixel_gpt_decodes_as_its_own_generate(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmspec.cli.model_check.samples import ALARM, compare_samples
-from mmspec.cli.model_check.subject import Made, Reader, Subject, possible
+from mmspec.cli.model_check.subject import Made, PromptedTarget, Subject, possible
 from mmspec.decoding.target import Target
 from mmspec.errors import MMSpecError
 from mmspec.recipes import Recipe, parse
@@ -168,11 +168,11 @@ def compare_greedy(subject: Subject, name: str, made: Made, expected: Made, dtyp
         return Check(name, "FAILED", f"{made.tokens.shape[1]} tokens instead of {expected.tokens.shape[1]}")
     first = int(different[0])
     figures = f"the first {first} of {width} tokens are equal"
-    reader = subject.target(1, 1)
-    if reader is None:
+    prompted = subject.target(1, 1)
+    if prompted is None:
         verdict: Status = "FAILED" if dtype == torch.float32 else "not checked"
         return Check(name, verdict, figures)
-    gap, spread = logit_gap(reader, expected.tokens[0, : first + 1], int(made.tokens[0, first]))
+    gap, spread = logit_gap(prompted, expected.tokens[0, : first + 1], int(made.tokens[0, first]))
     allowed = tolerance(spread, dtype)
     verdict = "passed" if gap <= allowed else "FAILED"
     return Check(name, verdict, f"{figures}; the logits of the next differ by {gap:.2g}, {allowed:.2g} allowed")
@@ -187,24 +187,24 @@ def same(first: Tensor, second: Tensor, dtype: torch.dtype) -> bool:
     return bool(torch.equal(first, second))
 
 
-def logit_gap(reader: Reader, ids: Tensor, other: int) -> tuple[float, float]:
+def logit_gap(prompted: PromptedTarget, ids: Tensor, other: int) -> tuple[float, float]:
     """The difference between the logits of two candidates for one position, and the spread of all logits there.
 
     Args:
-        reader: The model with its prompt.
+        prompted: The model with its prompt.
         ids: The tokens up to the position, int64 [n]; the last one is the first candidate.
         other: The second candidate.
     """
-    target = reader.target
-    tokens = (ids - reader.first_id).to(target.device)
+    target = prompted.target
+    tokens = (ids - prompted.first_id).to(target.device)
     with torch.inference_mode():
         logits = target.prefill()
         for n in range(len(tokens) - 1):
             logits = target.forward(tokens[None, n : n + 1], np.array([n]))
     z = logits.cond[0, -1].float()
     if logits.uncond is not None:
-        z = torch.lerp(logits.uncond[0, -1].float(), z, reader.guidance_scale)
-    gap = float((z[int(tokens[-1])] - z[other - reader.first_id]).abs())
+        z = torch.lerp(logits.uncond[0, -1].float(), z, prompted.guidance_scale)
+    gap = float((z[int(tokens[-1])] - z[other - prompted.first_id]).abs())
     return gap, spread_of(z)
 
 

@@ -43,7 +43,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Reader:
+class PromptedTarget:
     """A target with the prompt in all rows.
 
     Attributes:
@@ -89,7 +89,7 @@ class Subject(Protocol):
         """
         ...
 
-    def target(self, rows: int, slack: int) -> Reader | None:
+    def target(self, rows: int, slack: int) -> PromptedTarget | None:
         """The target of the model with the prompt in all rows; None if its tokens are not single ids.
 
         Args:
@@ -157,7 +157,7 @@ class GenerateSubject:
         out = method(self.model, **self.inputs(rows), **self._settings(greedy), custom_generate=generate, **given)
         return Made(self._new(out), calls)
 
-    def target(self, rows: int, slack: int) -> Reader | None:
+    def target(self, rows: int, slack: int) -> PromptedTarget | None:
         if not self.single_ids:
             return None
         job = captured_job(
@@ -166,7 +166,7 @@ class GenerateSubject:
             )
         )
         scale = float(job.sampling.guidance_scale)
-        return Reader(job.target(job.plan, slack), job.plan.length, job.plan.first_id, scale)
+        return PromptedTarget(job.target(job.plan, slack), job.plan.length, job.plan.first_id, scale)
 
     def _settings(self, greedy: bool) -> Mapping[str, Any]:
         return self.greedy if greedy else self.sampled
@@ -253,19 +253,19 @@ class PipelineSubject:
             out = self.pipe([self.prompt] * rows, **given)
         return Made(out.tokens.flatten(1).cpu(), out.stats.target_calls)
 
-    def target(self, rows: int, slack: int) -> Reader | None:
+    def target(self, rows: int, slack: int) -> PromptedTarget | None:
         if isinstance(self.pipe, SpeechPipeline):
             adapter = self.pipe.adapter
             part = adapter.read(self.prompt, None).parts[0]
             recipe = parse(f"sjd:window={max(slack, 2)}")
             ready = adapter.prepare_rows([part] * rows, recipe, [adapter.sampling] * rows)
             if type(ready) is PreparedRows and ready.layout.kind == "tokens":
-                return Reader(ready.target, ready.layout.length, guidance_scale=adapter.sampling.guidance_scale)
+                return PromptedTarget(ready.target, ready.layout.length, guidance_scale=adapter.sampling.guidance_scale)
         elif hasattr(self.pipe, "prepare"):
             prepared = self.pipe.prepare([self.prompt] * rows, slack)
             if prepared.layout.kind == "tokens":
                 scale = prepared.samplings[0].guidance_scale
-                return Reader(prepared.make(), prepared.layout.length, guidance_scale=scale)
+                return PromptedTarget(prepared.make(), prepared.layout.length, guidance_scale=scale)
         return None
 
 
