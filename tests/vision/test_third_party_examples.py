@@ -36,8 +36,11 @@ def pixel_weights(width: int, side: int) -> dict[str, Tensor]:
         for name in ("ln_1.", "ln_2."):
             shapes |= {f"layers.{layer}.{name}weight": (width,), f"layers.{layer}.{name}bias": (width,)}
     generator = torch.Generator().manual_seed(0)
-    found = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    # Biases of norms would choose one token for all positions.
+    # Large layers or biases of norms would choose one token for all positions.
+    found = {
+        name: (0.3 if "layers" in name else 1.0) * torch.randn(shape, generator=generator)
+        for name, shape in shapes.items()
+    }
     found |= {name: torch.full(shape, float("weight" in name)) for name, shape in shapes.items() if "ln_" in name}
     return {f"gpt.{name}": value for name, value in found.items()}
 
