@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +40,7 @@ class ResemblyzerExtractor:
         """Features float64 [B, 256] of length 1, one recording at a time, as the package reads them."""
         return np.stack([self._encoder.embed_utterance(self._of(clip)) for clip in audio]).astype(np.float64)
 
-    def _of(self, clip: Waveform) -> Features:
+    def _of(self, clip: Waveform) -> Any:
         """The recording at the package's level, without long silences; silence alone has no level."""
         wave = np.clip(clip.at(RATE), -1, 1).astype(np.float32)
-        found: Features = self._prepared(wave) if wave.any() else wave
-        return found
+        return self._prepared(wave) if wave.any() else wave
