@@ -40,19 +40,18 @@ class VQTarget:
     """The transformer. Slot 0 holds the start token, slot n + 1 position n."""
 
     vocab_size = CODES
+    ROWS = ("_starts", "_cache")
 
-    def __init__(self, model: nn.Module, rows: int, slack: int) -> None:
+    def __init__(self, model: Any, rows: int, slack: int) -> None:
         self.device = model.get_logit.weight.device
-        self._model, self._rows, self._cache = model, rows, SlotCache(1 + SIDE**2 + slack)
+        self._model, self._cache = model, SlotCache(1 + SIDE**2 + slack)
+        self._starts = torch.full((rows, 1), START, device=self.device)
 
     def prefill(self) -> Logits:
-        return self._read(torch.full((self._rows, 1), START, device=self.device), np.zeros(self._rows, dtype=np.int64))
+        return self._read(self._starts, np.zeros(len(self._starts), dtype=np.int64))
 
     def forward(self, tokens: Tensor, at: np.ndarray) -> Logits:
         return self._read(tokens, at + 1)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._cache.select_rows(torch.tensor(row_ids, device=self.device))
 
     def _read(self, ids: Tensor, start: np.ndarray) -> Logits:
         model, width, end = self._model, ids.shape[1], int(start.max()) + ids.shape[1]
