@@ -32,7 +32,7 @@ from mmspec.errors import PluginError
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import cfg_rows
 from mmspec.sampling.probs import NotWritten
-from mmspec.sampling.rows import PerRow, Rows, put_host_rows
+from mmspec.sampling.rows import PerRow, RowNames, put_host_rows
 
 if TYPE_CHECKING:
     from mmspec.decoding.batch import BatchState
@@ -48,7 +48,7 @@ class HoldsRows(Protocol):
             attributes. None if no rows can, which is the default of targets.
     """
 
-    ROWS: ClassVar[Rows]
+    ROWS: ClassVar[RowNames]
     COUNTS: ClassVar[tuple[str, ...]]
     SAME: ClassVar[tuple[str, ...] | None]
 
