@@ -99,7 +99,8 @@ def modules(root: Path) -> dict[str, Module]:
 
 @pytest.fixture(scope="module")
 def graph(modules: dict[str, Module]) -> dict[str, set[str]]:
-    return graph_of(modules, groups=GROUPS, doors=mmspec._HOMES)
+    """All arrows: imports, those of types, and names in strings."""
+    return graph_of(modules, typing=True, groups=GROUPS, doors=mmspec._HOMES)
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +192,13 @@ def test_a_circle_is_found(closing: str) -> None:
 def test_what_is_no_import_closes_no_circle(harmless: str) -> None:
     modules = made_up(a="from mmspec.b import y", b=harmless)
     assert not circles(graph_of(modules, groups=["mmspec.a"], doors={"load": "mmspec.a"}))
+
+
+def test_imports_of_types_close_a_circle_where_they_count() -> None:
+    modules = made_up(
+        a="from mmspec.b import y", b="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mmspec.a import x"
+    )
+    assert not circles(graph_of(modules)) and circles(graph_of(modules, typing=True)) == [["mmspec.a", "mmspec.b"]]
 
 
 def test_a_package_that_gathers_its_modules_is_a_circle_only_when_they_import_it() -> None:

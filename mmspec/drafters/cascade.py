@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import Drafter
+from mmspec.decoding.drafter import Drafter
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import Target
 from mmspec.drafters.draft_model import ModelDrafter, draft_sampling
@@ -28,7 +28,7 @@ _ROUNDS = 1024  # more than there are inner windows in a window
 
 
 class CascadeDrafter:
-    """A `mmspec.decoding.loop.Drafter` that is a loop of speculative decoding itself.
+    """A `mmspec.decoding.drafter.Drafter` that is a loop of speculative decoding itself.
 
     Args:
         middle: A part of the target, which shares its KV cache.

@@ -24,7 +24,7 @@ from mmspec.sampling.rng import INIT, WindowRNG
 
 
 class InitDrafter:
-    """A `mmspec.drafters.jacobi.ContinuationDrafter` that fills slots by token initialization.
+    """A `mmspec.decoding.drafter.ContinuationDrafter` that fills slots by token initialization.
 
     The drafts are not sampled from a distribution, so that their q is one-hot; any initialization is exact.
 
@@ -60,7 +60,7 @@ class InitDrafter:
             self._recycle.update(verdict, state, draws)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
+        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         count, first, width = draft.tokens.shape[1], int(reused.min()), state.layout.width
         aligned = bool((reused == first).all())  # all rows reuse the same number of drafts
         is_new = np.arange(first, count) >= reused[:, None]

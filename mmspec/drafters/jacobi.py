@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
@@ -19,34 +20,6 @@ from mmspec.knobs import RUNNERS
 from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
-
-
-class ContinuationDrafter(Protocol):
-    """A drafter that continues given drafts; `calls`, `observe` as in `mmspec.decoding.loop.Drafter`.
-
-    A draft may depend on the drafts before it; its q is the distribution that it was sampled from given those. A slot
-    is tested only if all slots before it were accepted, so that this q gives the exact test.
-    """
-
-    @property
-    def calls(self) -> int:
-        """Calls of the drafter's own model."""
-        ...
-
-    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """Replaces the drafts after the reused ones.
-
-        Args:
-            state: The batch.
-            draft: The drafts of the whole window, [B, count, *cell].
-            reused: Host int64 [B], the number of drafts of each row to keep, from the first one.
-            draws: The random numbers of the window.
-        """
-        ...
-
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Called after verification, before the batch advances: `state` still ends where the window began."""
-        ...
 
 
 class RefreshesDrafts(Protocol):

@@ -67,7 +67,7 @@ def build(context: DraftingContext) -> MaskedDrafter:
     Raises:
         ArgumentError: If the model has no masked model beside it.
     """
-    make = context.resources.masked_model
+    make = context.resources.models.get("masked")
     if make is None:
         raise ArgumentError(
             f"recipe {context.recipe.name!r} needs a masked model of the same codes as draft_model, and this model has "

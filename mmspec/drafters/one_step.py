@@ -30,11 +30,12 @@ from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
 
+# The model `one-step` of `DraftResources.models`, which replaces the head:
 WholeImages = Callable[[NDArray[np.int64]], Tensor]  # seeds of rows, host int64 [B] -> their tokens, int64 [B, N]
 
 
 class OneStepGenerator(Protocol):
-    """A generator of all that a window lacks; `calls` as in `mmspec.decoding.loop.Drafter`."""
+    """A generator of all that a window lacks; `calls` as in `mmspec.decoding.drafter.Drafter`."""
 
     calls: int
 
@@ -137,7 +138,7 @@ class WholeImageRunner:
 
 
 class OneStepDrafter:
-    """A `mmspec.drafters.jacobi.ContinuationDrafter` that lets the noise of each position pick its draft.
+    """A `mmspec.decoding.drafter.ContinuationDrafter` that lets the noise of each position pick its draft.
 
     Args:
         generator: Gives the distributions.
@@ -156,7 +157,7 @@ class OneStepDrafter:
         self._generator.observe(verdict, state)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
+        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         count = draft.tokens.shape[1]
         is_new = torch.from_numpy(np.arange(count) >= reused[:, None]).to(state.device)
         noise = state.rng.gumbel(state.positions(count), draft.q.shape[-1])
@@ -173,8 +174,8 @@ def one_step(context: DraftingContext) -> OneStepDrafter:
         ModelError: If the head belongs to another model.
     """
     resources, target = context.resources, context.target
-    if resources.whole_images is not None:
-        return OneStepDrafter(WholeImageRunner(resources.whole_images, target.vocab_size))
+    if (whole_images := resources.models.get("one-step")) is not None:
+        return OneStepDrafter(WholeImageRunner(whole_images, target.vocab_size))
     head = resources.heads.get("one-step")
     if not isinstance(head, OneStepHead):
         raise ArgumentError(

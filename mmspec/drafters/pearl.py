@@ -115,7 +115,7 @@ class PearlDrafter:
         return _numbers_ahead(state, count, iteration) if _has_room(state, count) else []
 
     def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
-        """See `mmspec.decoding.loop.UploadsWithWindow`."""
+        """See `mmspec.decoding.drafter.UploadsWithWindow`."""
         self._arrays = arrays
 
     def _bonus(self) -> NDArray[np.int64]:

@@ -26,7 +26,7 @@ from mmspec.sampling.rng import WindowRNG
 
 
 class RetrievalDrafter:
-    """Drafts the tokens that followed similar contexts; a `mmspec.decoding.loop.Drafter`.
+    """Drafts the tokens that followed similar contexts; a `mmspec.decoding.drafter.Drafter`.
 
     The search runs on the host, which waits for the tokens of the last window.
 
@@ -70,11 +70,11 @@ class RetrievalDrafter:
         return np.stack([np.append(row[end - 1], found[row[:end].tobytes()]) for row, end in ends])
 
     def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
-        """See `mmspec.decoding.loop.UploadsWithWindow`."""
+        """See `mmspec.decoding.drafter.UploadsWithWindow`."""
         (self._window,) = arrays
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.loop.Drafter`."""
+        """See `mmspec.decoding.drafter.Drafter`."""
         found, self._window = self._window, None
         window = on_device(self._windows(state, count) if found is None else found, state.device)
         assert self._p is not None, "every row has a token"

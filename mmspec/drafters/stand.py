@@ -31,7 +31,7 @@ _KEPT = 16  # tokens of a distribution that are stored
 
 
 class StandDrafter:
-    """A `mmspec.drafters.jacobi.ContinuationDrafter` that samples from stored distributions.
+    """A `mmspec.decoding.drafter.ContinuationDrafter` that samples from stored distributions.
 
     Args:
         batch_size: B.
@@ -110,7 +110,7 @@ class StandDrafter:
         return Draft(found.window[:, 1:], sampled, found.window)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
+        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         self._sampled = []
         draft = self._slots.extend(state, draft, reused, draws)
         first, q = int(reused.min()), draft.q.clone()  # a copy, as assigning to `LazyProbs` would change nothing

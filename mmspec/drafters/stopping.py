@@ -33,7 +33,7 @@ _GAMMA = 0.2  # of AdaEDL's bound
 
 
 class StoppingDrafter(RunnerDrafter):
-    """A chain of drafts that each row ends on its own; a `mmspec.decoding.loop.Drafter`.
+    """A chain of drafts that each row ends on its own; a `mmspec.decoding.drafter.Drafter`.
 
     Deciding whether to go on waits for the device before each draft but the first: a draft that is not needed would
     take longer.

@@ -76,7 +76,7 @@ def check_columns(
             draft_model=lambda: toy(size, seed + 1000, False),
             draft_sampling=[SamplingParams(sampling.temperature)] * size,
             codebooks=lambda: tables,
-            masked_model=lambda: MaskedToy(vocab_size, layout, seed + 2000),
+            models={"masked": lambda: MaskedToy(vocab_size, layout, seed + 2000)},
         )
         return run(toy(size, seed, guided), recipe, layout, [sampling] * size, seeds, resources)
 

@@ -437,7 +437,7 @@ def toy_resources(
         lambda: codebook,
         heads=dict(toy_heads(vocab_size, layout.width, seed)),
         guided_draft_model=partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000, True),
-        masked_model=partial(MaskedToy, vocab_size, layout, seed + 2000),
+        models={"masked": partial(MaskedToy, vocab_size, layout, seed + 2000)},
     )
 
 

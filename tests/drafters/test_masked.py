@@ -57,6 +57,6 @@ def test_rows_do_not_depend_on_their_batch_and_greedy_rows_are_plain() -> None:
 
 
 def test_a_model_without_a_masked_model_is_refused() -> None:
-    resources = replace(toy_resources(1, VOCAB, LAYOUT, 0, []), masked_model=None)
+    resources = replace(toy_resources(1, VOCAB, LAYOUT, 0, []), models={})
     with pytest.raises(ArgumentError, match="recipe 'masked' needs a masked model of the same codes as draft_model"):
         run(ToyTarget(1, VOCAB, 6, 0), parse("masked"), LAYOUT, [SamplingParams()], [0], resources)

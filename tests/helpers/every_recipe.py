@@ -124,7 +124,7 @@ def decode_columns(recipe: str, setting: Setting) -> Decoded:
         draft_model=lambda: toy(7),
         draft_sampling=[SamplingParams(0.9), SamplingParams(1.1)],
         codebooks=lambda: toy_codebooks(V, CELLS, 3),
-        masked_model=lambda: MaskedToy(V, layout, 9),
+        models={"masked": lambda: MaskedToy(V, layout, 9)},
     )
     guided = any(row.guidance_scale != 1 for row in setting.rows)
     return run(toy(5, guided), parse(recipe), layout, setting.rows, [5, 6], resources)

@@ -155,7 +155,7 @@ def column_kernel(init: object) -> ColumnKernel | None:
 
 
 class ColumnInitDrafter:
-    """A `mmspec.drafters.jacobi.ContinuationDrafter` that fills slots with initialized columns, whose q is one-hot.
+    """A `mmspec.decoding.drafter.ContinuationDrafter` that fills slots with initialized columns, whose q is one-hot.
 
     Args:
         init: The initialization; a `ColumnRecycle` is updated after every target call.
@@ -172,12 +172,12 @@ class ColumnInitDrafter:
         self.kernel: ColumnKernel | None = column_kernel(init)
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """See `mmspec.drafters.jacobi.ContinuationDrafter`; it does not need the counts."""
+        """See `mmspec.decoding.drafter.ContinuationDrafter`; it does not need the counts."""
         if self._recycle is not None:
             self._recycle.update(verdict, state, draws)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
+        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         codebooks, vocab_size = draft.q.shape[-2:]
         u, forced = draws.uniforms(INIT, 0, codebooks), state.layout.forced
         new = torch.arange(draft.tokens.shape[1], device=state.device) >= on_device(reused, state.device)[:, None]
