@@ -19,10 +19,10 @@ from mmspec.batching.request import PreparedRows
 from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import check_fits_model, load_head
-from mmspec.heads.frame import FrameHead
+from mmspec.methods.frame.head import FrameHead
+from mmspec.methods.frame.training import frame_teacher
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.training.frame_objective import frame_teacher
 from mmspec.training.objectives import feature_target
 from mmspec.training.prepared import PreparedPrompts
 

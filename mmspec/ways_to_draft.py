@@ -152,7 +152,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         "draft": RecipeInfo("a smaller draft model", _MODEL_BUILDERS, {"window": _window(5), **_MODEL}),
         "draft-stop": RecipeInfo(
             "a smaller draft model, as long as it is sure of its drafts; the rest of the window are guesses",
-            {"tokens": "mmspec.drafters.stopping:build"},
+            {"tokens": "mmspec.methods.draft_stop.drafter:build"},
             {
                 "window": _window(16),
                 "stop": Knob(0.3, "least predicted chance that all drafts so far are accepted", low=0.0, high=1.0),
@@ -161,7 +161,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "pearl": RecipeInfo(
             "a smaller draft model, which drafts the next window while the target reads this one",
-            {"tokens": "mmspec.drafters.pearl:build"},
+            {"tokens": "mmspec.methods.pearl:build"},
             {"window": _window(5), "guidance": _GUIDANCE},
             draft_model=True,
         ),
@@ -176,12 +176,12 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "short-cache": RecipeInfo(
             "the target itself with a short KV cache: the prompt and the last tokens",
-            {"tokens": "mmspec.drafters.short_cache:build"},
+            {"tokens": "mmspec.drafters.shared_cache:build"},
             {"window": _window(5), "recent": _recent(64, 1), "guidance": _GUIDANCE},
         ),
         "swift": RecipeInfo(
             "the target itself without some of its layers, which were chosen on its own sequences",
-            {"tokens": "mmspec.drafters.swift:build"},
+            {"tokens": "mmspec.methods.swift.drafter:build"},
             {
                 "window": _window(5),
                 "skip": Knob(0.4, "share of the layers that drafts skip", low=0.0, high=1.0),
@@ -190,7 +190,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "cascade": RecipeInfo(
             "a cascade: the target with a short KV cache, or its first layers; a smaller model drafts for those",
-            {"tokens": "mmspec.drafters.cascade:build"},
+            {"tokens": "mmspec.methods.cascade:build"},
             {
                 "window": _window(9),
                 "inner": Knob(4, "tokens in one call of the drafter, which verifies the smaller model", low=2, high=64),
@@ -221,7 +221,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "retrieval": RecipeInfo(
             "the tokens that followed the longest similar context, in a datastore or in the same row",
-            {"tokens": "mmspec.drafters.retrieval:build"},
+            {"tokens": "mmspec.methods.retrieval.drafter:build"},
             {
                 "window": _window(9),
                 "store": Knob(
@@ -325,7 +325,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "tree-sampled": RecipeInfo(
             "a dynamic tree sampled node by node from a smaller model, by expected value (DySpec)",
-            {"tokens": "mmspec.drafters.tree.dyspec:build"},
+            {"tokens": "mmspec.methods.dyspec.drafter:build"},
             {"window": _nodes(16), "depth": Knob(8, _DEPTH, low=1, high=64), **_MODEL},
             tree=True,
         ),
@@ -363,7 +363,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "masked": RecipeInfo(
             "a masked model fills the whole window in one pass (MAGNeT for MusicGen)",
-            {"tokens": "mmspec.drafters.masked:build", "columns": "mmspec.drafters.masked:build"},
+            {"tokens": "mmspec.methods.masked:build", "columns": "mmspec.methods.masked:build"},
             {"window": _window(8)},
             draft_model=True,
         ),
@@ -388,7 +388,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "prompt": RecipeInfo(
             "learned prompt tokens, at which the target predicts the next window in the same call (PPD)",
-            {"tokens": "mmspec.drafters.tree.prompt:build"},
+            {"tokens": "mmspec.methods.prompt.drafter:build"},
             {"branch": _branch("1/1/1", high=63)},
             tree=True,
             runner="prompt",

@@ -46,10 +46,10 @@ def export_drafter(
     if not isinstance(layers, int):
         raise ArgumentError(f"--verifier: '{verifier}' does not state num_hidden_layers")
 
-    from mmspec.heads.block import BlockHead
     from mmspec.heads.checkpoint import load_head
     from mmspec.heads.eagle3 import Eagle3Head
     from mmspec.heads.speculators import write_speculators
+    from mmspec.methods.block.head import BlockHead
 
     head = load_head(drafter)
     if not isinstance(head, Eagle3Head | BlockHead):

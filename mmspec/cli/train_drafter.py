@@ -289,8 +289,8 @@ def build(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]
     """Builds a drafter that needs no training, in one process; returns its record."""
     from mmspec.folders import make_folder
     from mmspec.locks import locked
-    from mmspec.training.datastore import write_datastore
-    from mmspec.training.skipped_layers import write_skipped_layers
+    from mmspec.methods.retrieval.training import write_datastore
+    from mmspec.methods.swift.training import write_skipped_layers
 
     write = write_datastore if settings.kind == "retrieval" else write_skipped_layers
 

@@ -15,9 +15,9 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.drafters.first_tokens import FirstTokens
 from mmspec.drafters.kernel_drafts import KernelDrafts, kernel_drafts
-from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.token_init import RandomToken, TokenInit, host_version, repeat_left, repeat_up
 from mmspec.errors import ArgumentError
+from mmspec.methods.recycle.token_init import Recycle
 from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import INIT, WindowRNG

@@ -42,7 +42,7 @@ class RefreshesDrafts(Protocol):
 
 
 class CouplesToLayers(Protocol):
-    """Couples the rejected part of a window to a few layers of the target; see `mmspec.drafters.outer_layers`."""
+    """Couples the rejected part of a window to a few layers of the target; see `mmspec.methods.outer.drafter`."""
 
     calls: int
 
@@ -251,7 +251,7 @@ def build(context: DraftingContext) -> Jacobi:
         start = "table" if has_table else "up" if context.layout.width else "left"
     refresh = outer_layers = None
     if (network := str(knobs["refresh"])) == "outer":
-        from mmspec.drafters.outer_layers import build as build_outer_layers
+        from mmspec.methods.outer.drafter import build as build_outer_layers
 
         outer_layers = build_outer_layers(context)
     elif network != "none":
@@ -289,12 +289,12 @@ def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     if name == "table" and context.resources.continuation is not None:
         return context.resources.continuation()
     if name == "one-step":
-        from mmspec.drafters.one_step import one_step
+        from mmspec.methods.one_step.drafter import one_step
 
         return one_step(context)
     if name == "stand":
-        from mmspec.drafters.stand import StandDrafter
         from mmspec.drafters.token_init import repeat_left, repeat_up
+        from mmspec.methods.stand.drafter import StandDrafter
 
         above = repeat_up if context.layout.width else repeat_left
         return StandDrafter(context.batch_size, context.target.vocab_size, above, context.target.device)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.ngram import NGramTable
-from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.token_init import RandomToken, repeat_left, repeat_up
 from mmspec.kernels.backend import choose
+from mmspec.methods.recycle.token_init import Recycle
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rejection import Draft

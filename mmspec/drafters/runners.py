@@ -21,12 +21,12 @@ BuildRunner = Callable[[Any, DraftingContext, TokenSampler, int], DraftRunner]
 # By kind of head: its `BuildRunner`, which is imported when it is needed.
 NETWORKS: Mapping[str, str] = {
     "eagle": "mmspec.drafters.eagle:build_runner",
-    "medusa": "mmspec.drafters.medusa:build_runner",
-    "hydra": "mmspec.drafters.hydra:build_runner",
-    "kangaroo": "mmspec.drafters.kangaroo:build_runner",
-    "block": "mmspec.drafters.block:build_runner",
-    "grid": "mmspec.drafters.grid:build_runner",
-    "frame": "mmspec.drafters.frame:build_runner",
+    "medusa": "mmspec.methods.medusa.drafter:build_runner",
+    "hydra": "mmspec.methods.hydra.drafter:build_runner",
+    "kangaroo": "mmspec.methods.kangaroo.drafter:build_runner",
+    "block": "mmspec.methods.block.drafter:build_runner",
+    "grid": "mmspec.methods.grid.drafter:build_runner",
+    "frame": "mmspec.methods.frame.drafter:build_runner",
 }
 
 

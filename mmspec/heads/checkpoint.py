@@ -14,7 +14,6 @@ from mmspec.arguments import shown
 from mmspec.checkpoint import building, check_tensors, sizes_of
 from mmspec.documents import read_object
 from mmspec.errors import ModelError
-from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.head import Head
@@ -30,22 +29,23 @@ from mmspec.heads.speculators import (
     vocabulary_of,
 )
 from mmspec.importing import resolve
+from mmspec.methods.block.head import BlockHead
 
 # By a key that the configuration of no other head has, in the order of the questions: the class, "module:attribute".
 SAVED_HEADS = (
-    ("medusa_num_heads", "mmspec.heads.medusa:MedusaHeads"),
+    ("medusa_num_heads", "mmspec.methods.medusa.head:MedusaHeads"),
     ("mtp_qk_norm", "mmspec.heads.mtp:MTPHead"),
-    ("hydra_num_heads", "mmspec.heads.hydra:HydraHeads"),
-    ("exit_layer", "mmspec.heads.exit_adapter:ExitAdapter"),
-    ("judge_metric", "mmspec.heads.judge:Judge"),
-    ("datastore_size", "mmspec.heads.datastore:Datastore"),
-    ("prompt_tokens", "mmspec.heads.prompt:PromptTokens"),
-    ("one_step_layers", "mmspec.heads.one_step:OneStepHead"),
-    ("change_layers", "mmspec.heads.outer:OuterHead"),
-    ("skipped_layers", "mmspec.heads.skipped_layers:SkippedLayers"),
-    ("block_size", "mmspec.heads.block:BlockHead"),
-    ("grid_width", "mmspec.heads.grid:GridHead"),
-    ("codebooks", "mmspec.heads.frame:FrameHead"),
+    ("hydra_num_heads", "mmspec.methods.hydra.head:HydraHeads"),
+    ("exit_layer", "mmspec.methods.kangaroo.head:ExitAdapter"),
+    ("judge_metric", "mmspec.methods.judge.head:Judge"),
+    ("datastore_size", "mmspec.methods.retrieval.head:Datastore"),
+    ("prompt_tokens", "mmspec.methods.prompt.head:PromptTokens"),
+    ("one_step_layers", "mmspec.methods.one_step.head:OneStepHead"),
+    ("change_layers", "mmspec.methods.outer.head:OuterHead"),
+    ("skipped_layers", "mmspec.methods.swift.head:SkippedLayers"),
+    ("block_size", "mmspec.methods.block.head:BlockHead"),
+    ("grid_width", "mmspec.methods.grid.head:GridHead"),
+    ("codebooks", "mmspec.methods.frame.head:FrameHead"),
     ("norm_output", "mmspec.heads.eagle3:Eagle3Head"),
 )
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.methods.block.head import BlockHead
 
 VERSION = "0.9.0"  # of the package whose classes define the format
 EAGLE3_CLASSES = ("Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")  # `architectures` of AngelSlim and SpecForge

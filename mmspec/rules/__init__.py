@@ -87,7 +87,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "lantern": Rule(
             "the draft's nearest tokens lend it their probability, up to delta in all",
-            "mmspec.rules.lantern:additive",
+            "mmspec.methods.lantern:additive",
             knobs={
                 "delta": Knob(0.1, "largest probability that neighbors lend", low=0.0, high=1.0),
                 "k": _nearest(1000),
@@ -96,7 +96,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "lantern++": Rule(
             "the draft's nearest tokens lend it their probability, up to lambda times its own in all",
-            "mmspec.rules.lantern:multiplicative",
+            "mmspec.methods.lantern:multiplicative",
             knobs={
                 "factor": Knob(3.0, "lambda: p(x) counts at most this many times", low=0.0, high=1e6),
                 "k": _nearest(10),
@@ -105,7 +105,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "gsd": Rule(
             "the draft and the tokens next to it in rank are accepted as a group",
-            "mmspec.rules.gsd:grouped",
+            "mmspec.methods.gsd:grouped",
             knobs={
                 "group": Knob(14, "tokens next in rank in the group, half above and half below", low=0, high=100_000),
                 "probability": Knob(0.15, "members differ by less than this in probability", low=0.0, high=1.0),
@@ -115,7 +115,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "pcg": Rule(
             "overlapping groups of similar tokens are accepted as groups",
-            "mmspec.rules.pcg:overlapping",
+            "mmspec.methods.pcg:overlapping",
             knobs={
                 "size": Knob(16, "largest number of tokens in a group", low=0, high=1024),
                 "theta": Knob(0.45, "cosine above which tokens are similar", low=-1.0, high=1.0),
@@ -124,17 +124,17 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "beta": Rule(
             "the acceptance probability is raised by beta",
-            "mmspec.rules.beta:Beta",
+            "mmspec.methods.beta:Beta",
             knobs={"beta": Knob(0.2, "added to p/q", low=0.0, high=1.0)},
         ),
         "ensemble": Rule(
             "the draft is tested against a mixture of target and draft distribution",
-            "mmspec.rules.ensemble:Ensemble",
+            "mmspec.methods.ensemble:Ensemble",
             knobs={"draft": Knob(0.2, "share of the draft distribution, 1 - w", low=0.0, high=1.0)},
         ),
         "omega": Rule(
             "p/q is multiplied by a factor that decays along the window",
-            "mmspec.rules.omega:Omega",
+            "mmspec.methods.omega:Omega",
             knobs={
                 "delta": Knob(2.0, "factor of the first draft; 1 and below is exact", low=0.0, high=1e6),
                 "decay": Knob(0.7, "decrease of its logarithm per slot", low=0.0, high=100.0),
@@ -142,7 +142,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "typical": Rule(
             "drafts that are typical under the target are accepted",
-            "mmspec.rules.typical:Typical",
+            "mmspec.methods.typical:Typical",
             knobs={
                 "epsilon": Knob(0.09, "largest threshold on p(x), stricter if larger; 0 is off", low=0.0, high=1.0),
                 "alpha": Knob(0.3, "threshold on p(x) over exp(-entropy)", low=0.0, high=1.0),
@@ -150,12 +150,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "top-m": Rule(
             "the target's m most likely tokens are accepted",
-            "mmspec.rules.top_m:TopM",
+            "mmspec.methods.top_m:TopM",
             knobs={"m": Knob(3, "number of tokens", low=0, high=1_000_000)},
         ),
         "fallback": Rule(
             "drafts that the draft model is sure of are accepted",
-            "mmspec.rules.fallback:Fallback",
+            "mmspec.methods.fallback:Fallback",
             knobs={
                 "trust": Knob(0.2, "a draft model whose largest q is above 1 - trust is sure; 0 is exact", 0.0, 1.0),
                 "rollback": Knob(0.01, "drafts with p(x) below this are tested all the same", low=0.0, high=1.0),
@@ -163,13 +163,13 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "clusters": Rule(
             "the draft is accepted with its k-means cluster of the codebook",
-            "mmspec.rules.clusters:clusters",
+            "mmspec.methods.clusters:clusters",
             knobs={"size": Knob(4, "mean number of tokens in a cluster; 1 and below is exact", low=0, high=100_000)},
             takes_codebook=True,
         ),
         "judge": Rule(
             "drafts that a trained classifier of the target's features calls good are accepted",
-            "mmspec.rules.judge:judged",
+            "mmspec.methods.judge.rule:judged",
             knobs={"leniency": Knob(0.2, "drafts with a score above 1 - leniency are good; 0 is exact", 0.0, 1.0)},
             takes_features=True,
             head="judge",
@@ -183,13 +183,13 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "tolerance": Rule(
             "latents: a draft near the target's own latent of the same noise is accepted",
-            "mmspec.continuous.tolerance:Tolerance",
+            "mmspec.methods.tolerance:Tolerance",
             knobs={"distance": Knob(0.1, "largest root mean square difference; 0: equal", low=0.0, high=1e6)},
             continuous=True,
         ),
         "cspd": Rule(
             "latents: the published rule of Continuous Speculative Decoding, which is biased",
-            "mmspec.continuous.cspd:CSpD",
+            "mmspec.methods.cspd:CSpD",
             knobs={
                 "flatten": Knob(42.0, "factor of the deviations in the test; 1 in the paper", 1.0, 1e6),
                 "factor": Knob("paper", "the variances' ratio: the paper's, the code's, none", choices=_FACTORS),

@@ -23,22 +23,25 @@ from mmspec.decoding.target import (
 )
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
-from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.heads.exit_adapter import ExitAdapter
-from mmspec.heads.frame import FrameHead
-from mmspec.heads.grid import GridHead
-from mmspec.heads.hydra import HydraHeads
-from mmspec.heads.medusa import MedusaHeads
-from mmspec.heads.one_step import OneStepHead
-from mmspec.heads.outer import OuterHead
-from mmspec.heads.prompt import PromptTokens
+from mmspec.methods.block.head import BlockHead
+from mmspec.methods.block.training import block_loss
+from mmspec.methods.frame.head import FrameHead
+from mmspec.methods.frame.training import FrameTeacherOutput, frame_loss, frame_teacher, run_frame_teacher
+from mmspec.methods.grid.head import GridHead
+from mmspec.methods.grid.training import grid_loss
+from mmspec.methods.hydra.head import HydraHeads
+from mmspec.methods.kangaroo.head import ExitAdapter
+from mmspec.methods.medusa.head import MedusaHeads
+from mmspec.methods.one_step.head import OneStepHead
+from mmspec.methods.one_step.training import one_step_loss
+from mmspec.methods.outer.head import OuterHead
+from mmspec.methods.outer.training import outer_losses
+from mmspec.methods.prompt.head import PromptTokens
+from mmspec.methods.prompt.training import PLACES, prompt_loss
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
-from mmspec.training.block_objective import block_loss
-from mmspec.training.frame_objective import FrameTeacherOutput, frame_loss, frame_teacher, run_frame_teacher
-from mmspec.training.grid_objective import grid_loss
 from mmspec.training.objectives import (
     LOSSES,
     TeacherOutput,
@@ -51,10 +54,7 @@ from mmspec.training.objectives import (
     medusa_loss,
     run_teacher,
 )
-from mmspec.training.one_step_objective import one_step_loss
-from mmspec.training.outer_objective import outer_losses
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
-from mmspec.training.prompt_objective import PLACES, prompt_loss
 from mmspec.training.settings import TrainingSettings
 
 FRAME_WIDTH = 512  # of a frame head, at most: its tables have 2 * K * V vectors of this width

@@ -21,9 +21,9 @@ from mmspec.decoding.target import EarlyExit, ExitFeatureTarget, FeatureTarget, 
 from mmspec.errors import ArgumentError
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.heads.exit_adapter import ExitAdapter
-from mmspec.heads.hydra import HydraHeads
-from mmspec.heads.medusa import MedusaHeads
+from mmspec.methods.hydra.head import HydraHeads
+from mmspec.methods.kangaroo.head import ExitAdapter
+from mmspec.methods.medusa.head import MedusaHeads
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.training.prepared import PreparedPrompts

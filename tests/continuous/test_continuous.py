@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.batching.run import run
-from mmspec.continuous.cspd import CSpD
 from mmspec.continuous.prepared import run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel, LatentSampler
 from mmspec.continuous.smoothed import Smoothed
-from mmspec.continuous.tolerance import Tolerance
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
@@ -30,6 +28,8 @@ from mmspec.decoding.single_steps import decode_steps
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.window_policy import Committed
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.methods.cspd import CSpD
+from mmspec.methods.tolerance import Tolerance
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

@@ -13,8 +13,8 @@ from torch import Tensor
 from mmspec.batching.run import Decoded, run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.drafters.masked import MaskedDrafter
 from mmspec.errors import ArgumentError
+from mmspec.methods.masked import MaskedDrafter
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import MaskedToy, ToyTarget, toy_resources

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 import mmspec.drafters.jacobi
-import mmspec.drafters.one_step
+import mmspec.methods.one_step.drafter
 import mmspec.testing.exactness
 from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.drafters.one_step import OneStepRunner, WholeImageRunner
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.one_step import OneStepHead
+from mmspec.methods.one_step.drafter import OneStepRunner, WholeImageRunner
+from mmspec.methods.one_step.head import OneStepHead
+from mmspec.methods.one_step.training import noise_of
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import FEATURES, ToyTarget, toy_resources
-from mmspec.training.one_step_objective import noise_of
 
 GRID = Layout(length=5, width=2)
 
@@ -105,7 +105,7 @@ def test_an_image_tested_as_a_sample_is_found(monkeypatch: pytest.MonkeyPatch) -
     honest = WholeImageRunner.probs
     monkeypatch.setattr(mmspec.testing.exactness, "toy_resources", resources)
     monkeypatch.setattr(
-        mmspec.drafters.one_step.OneStepDrafter,
+        mmspec.methods.one_step.drafter.OneStepDrafter,
         "extend",
         lambda self, state, draft, reused, draws: Draft(
             (found := honest(self._generator, state, draft, draft.tokens == 0, draft.q)).argmax(-1),

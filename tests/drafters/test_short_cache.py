@@ -19,7 +19,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
-from mmspec.drafters.short_cache import ShortCacheRunner
+from mmspec.drafters.shared_cache import ShortCacheRunner
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits

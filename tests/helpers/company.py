@@ -21,7 +21,7 @@ from mmspec.batching.request import DecodingBatch, PreparedRows
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.heads.frame import FrameHead
+from mmspec.methods.frame.head import FrameHead
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import (

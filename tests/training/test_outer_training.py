@@ -19,9 +19,9 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
-from mmspec.heads.outer import OuterHead
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.loading import add_drafter
+from mmspec.methods.outer.head import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget

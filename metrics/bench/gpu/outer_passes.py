@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from mmspec.decoding.target import reuses_updates
-from mmspec.drafters.outer_layers import outer_layers
-from mmspec.heads.outer import OuterHead
+from mmspec.methods.outer.drafter import outer_layers
+from mmspec.methods.outer.head import OuterHead
 from mmspec.metrics.bench.gpu.counting import Trace, fake_device, trace
 from mmspec.metrics.bench.gpu.devices import Device
 from mmspec.metrics.bench.gpu.prediction import between, seconds_of
