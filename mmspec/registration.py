@@ -161,7 +161,7 @@ def _own(kind: Kind) -> Collection[str]:
         from mmspec.metrics.registry import METRICS
 
         return METRICS
-    from mmspec.rules import RULES
+    from mmspec.registry import RULES
     from mmspec.ways_to_draft import RECIPES
 
     return RULES if kind == "rule" else RECIPES

@@ -7,6 +7,9 @@
 | `mmspec.drafters` | a recipe                | a builder, see `mmspec.decoding.resources.DraftingContext`   |
 | `mmspec.recipes`  | a recipe                | a `mmspec.ways_to_draft.RecipeInfo`                          |
 | `mmspec.rules`    | an acceptance rule      | a `mmspec.rules.Rule`                                        |
+| `mmspec.heads`    | a kind of head          | a `mmspec.heads.info.HeadInfo`                               |
+| `mmspec.starts`   | a value of `start`      | a `mmspec.drafters.recipe_info.Choice`                       |
+| `mmspec.refreshes`| a value of `refresh`    | a `mmspec.drafters.recipe_info.Choice`                       |
 | `mmspec.metrics`  | a metric                | a metric object, see docs/adding-a-metric.md                 |
 
 Each group has a guide in docs/. Nothing is imported before it is used; an entry point that cannot be loaded is an error
@@ -20,11 +23,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+from mmspec.drafters.recipe_info import Choice
 from mmspec.errors import PluginError
+from mmspec.heads.info import HeadInfo
 from mmspec.importing import resolve
-from mmspec.rules import RULES, Rule
+from mmspec.methods import table
+from mmspec.rules import RULES as CORE_RULES
+from mmspec.rules import Rule
 
 T = TypeVar("T")
 
@@ -127,6 +135,32 @@ class Components(Mapping[str, T], Generic[T]):
         return found
 
 
+# The acceptance rules of mmspec.
+RULES: Mapping[str, Rule] = MappingProxyType({**CORE_RULES, **table.RULES})
+# The kinds of heads of mmspec. The classes of other EAGLE heads are in `mmspec.heads.checkpoint`.
+HEADS: Mapping[str, HeadInfo] = MappingProxyType(
+    {
+        "eagle": HeadInfo("mmspec.heads.eagle:EagleHead", "", "mmspec.drafters.eagle:build_runner", continues=True),
+        **table.HEADS,
+    }
+)
+
+
 def rules() -> Components[Rule]:
     """The acceptance rules of mmspec and of plug-ins, by name."""
     return Components(RULES, "mmspec.rules", Rule)
+
+
+def heads() -> Components[HeadInfo]:
+    """The kinds of trained drafters of mmspec and of plug-ins, by name."""
+    return Components(HEADS, "mmspec.heads", HeadInfo)
+
+
+def starts() -> Components[Choice]:
+    """The values of the knob `start` that the core does not have, by name."""
+    return Components(table.STARTS, "mmspec.starts", Choice)
+
+
+def refreshes() -> Components[Choice]:
+    """The values of the knob `refresh` that the core does not have, by name."""
+    return Components(table.REFRESHES, "mmspec.refreshes", Choice)

@@ -15,7 +15,7 @@ from mmspec.cli.app import main
 from mmspec.errors import PluginError
 from mmspec.metrics.registry import METRICS, find_metric, metrics
 from mmspec.recipes import parse
-from mmspec.rules import RULES
+from mmspec.registry import RULES
 from mmspec.testing.exactness import check
 from mmspec.ways_to_draft import RECIPES
 

@@ -49,10 +49,9 @@ def export_drafter(
     from mmspec.heads.checkpoint import load_head
     from mmspec.heads.eagle3 import Eagle3Head
     from mmspec.heads.speculators import write_speculators
-    from mmspec.methods.block.head import BlockHead
 
     head = load_head(drafter)
-    if not isinstance(head, Eagle3Head | BlockHead):
+    if not isinstance(head, Eagle3Head) and not hasattr(head, "speculators_config"):
         raise ArgumentError(
             f"DRAFTER: '{drafter}' is a {type(head).__name__}, which is not part of the format; train one with `mmspec "
             "train-drafter --kind eagle3` or `--kind block`"

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from mmspec.codebook import Codebook
     from mmspec.continuous.sampler import LatentModel
     from mmspec.drafters.ngram import Table
+    from mmspec.drafters.recipe_info import Choice
     from mmspec.heads.head import Head
+    from mmspec.heads.info import HeadInfo
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,9 @@ class DraftingContext:
         resources: The resources of the model.
         sampler: The target's sampler; drafts of tokens that are vectors share its noise.
         batch_size: Number of rows, B.
+        networks: The kinds of heads by name, whose runners draft; see `mmspec.registry.heads`.
+        starts: The values of `start` that the core does not have, by name; see `mmspec.registry.starts`.
+        refreshes: Those of `refresh`; see `mmspec.registry.refreshes`.
     """
 
     recipe: ChosenRecipe
@@ -119,3 +124,6 @@ class DraftingContext:
     resources: DraftResources
     sampler: Sampler
     batch_size: int
+    networks: Mapping[str, HeadInfo] = field(default_factory=dict)
+    starts: Mapping[str, Choice] = field(default_factory=dict)
+    refreshes: Mapping[str, Choice] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
 from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
-from mmspec.knobs import RUNNERS
+from mmspec.importing import resolve
 from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -42,7 +42,7 @@ class RefreshesDrafts(Protocol):
 
 
 class CouplesToLayers(Protocol):
-    """Couples the rejected part of a window to a few layers of the target; see `mmspec.methods.outer.drafter`."""
+    """Couples the rejected part of a window to a few layers of the target; such as `refresh=outer`."""
 
     calls: int
 
@@ -240,7 +240,7 @@ def build(context: DraftingContext) -> Jacobi:
     refuse_leaks(context)
     knobs, resources = context.recipe.knobs, context.resources
     coupling, start = COUPLINGS[str(knobs.get("coupling", "fresh"))], str(knobs["start"])
-    if start in RUNNERS:
+    if start == "model" or start in context.networks:
         from mmspec.drafters.chain import ChainDrafter
         from mmspec.drafters.runners import build_runner
 
@@ -250,16 +250,14 @@ def build(context: DraftingContext) -> Jacobi:
         has_table = (resources.table or resources.continuation) is not None
         start = "table" if has_table else "up" if context.layout.width else "left"
     refresh = outer_layers = None
-    if (network := str(knobs["refresh"])) == "outer":
-        from mmspec.methods.outer.drafter import build as build_outer_layers
-
-        outer_layers = build_outer_layers(context)
-    elif network != "none":
+    if (name := str(knobs["refresh"])) in context.refreshes:
+        outer_layers = resolve(context.refreshes[name].builders["tokens"])(context)
+    elif name != "none":
         from mmspec.drafters.refresh import Refresh
         from mmspec.drafters.runners import build_runner
 
         weight = None if knobs["weight"] == "auto" else float(knobs["weight"])
-        runner = build_runner(context, network)
+        runner = build_runner(context, name)
         refresh = Refresh(runner, int(knobs["refreshed"]), weight, context.target.device)
     return Jacobi(_continuation(context, start), coupling, context.target.vocab_size, refresh, outer_layers)
 
@@ -269,33 +267,11 @@ def build_ngram(context: DraftingContext) -> Jacobi:
     return Jacobi(_continuation(context, "table"), None, context.target.vocab_size)
 
 
-def build_recycle(context: DraftingContext) -> Jacobi:
-    """Builds the drafter of the recipe `recycle`."""
-    return Jacobi(_continuation(context, "recycle"), None, context.target.vocab_size)
-
-
-def build_stand(context: DraftingContext) -> Jacobi:
-    """Builds the drafter of the recipe `stand`."""
-    return Jacobi(_continuation(context, "stand"), None, context.target.vocab_size)
-
-
-def build_one_step(context: DraftingContext) -> Jacobi:
-    """Builds the drafter of the recipe `one-step`."""
-    return Jacobi(_continuation(context, "one-step"), None, context.target.vocab_size)
-
-
 def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     """The continuation drafter without a model for a token initialization, by name."""
     if name == "table" and context.resources.continuation is not None:
         return context.resources.continuation()
-    if name == "one-step":
-        from mmspec.methods.one_step.drafter import one_step
-
-        return one_step(context)
-    if name == "stand":
-        from mmspec.drafters.token_init import repeat_left, repeat_up
-        from mmspec.methods.stand.drafter import StandDrafter
-
-        above = repeat_up if context.layout.width else repeat_left
-        return StandDrafter(context.batch_size, context.target.vocab_size, above, context.target.device)
+    if name in context.starts:
+        found: ContinuationDrafter = resolve(context.starts[name].builders["tokens"])(context)
+        return found
     return InitDrafter(token_init(context, name), forcing_frames(context.target))

@@ -1,9 +1,6 @@
-"""The target with a short KV cache as the draft model.
+"""A part of the target as the draft model, which writes to the target's own KV cache.
 
-TriForce (Sun et al. 2024, arXiv 2404.11912) and LongSpec (Yang et al. 2025, arXiv 2502.17421) draft with attention to a
-small part of the cache, here StreamingLLM's: the prompt and the last tokens. It pays where reading the cache of a long
-sequence costs more than reading the weights. Keys and values that drafts write are those of the short cache; the target
-writes all of them again when it verifies.
+Keys and values that drafts write are those of the part; the target writes all of them again when it verifies.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, Target
-from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.draft_model import draft_sampling
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
@@ -26,7 +22,7 @@ from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
 
 
-class ShortCacheRunner:
+class SharedCacheRunner:
     """A `mmspec.drafters.draft_runner.DraftRunner` for chains, on a part of the target that shares its KV cache.
 
     It reads the last token and drafts only, which the target reads after it: what it writes to the cache would be wrong
@@ -74,10 +70,3 @@ def part_of_target(context: DraftingContext) -> tuple[Target, Sequence[SamplingP
     scale = float(knobs["guidance"])
     part = EarlyExitTarget(target, EarlyExit(layers, guided=scale != 1, recent=recent))
     return part, draft_sampling(context, scale)
-
-
-def build(context: DraftingContext) -> ChainDrafter:
-    """Builds the drafter of the recipe `short-cache`."""
-    part, settings = part_of_target(context)
-    runner = ShortCacheRunner(part, context.layout.sampler(settings, context.target.device))
-    return ChainDrafter(runner, context.target.device)

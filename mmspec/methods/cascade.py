@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.drafter import Drafter
+from mmspec.decoding.drafter import ContinuationDrafter, Drafter
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import Target
 from mmspec.drafters.draft_model import ModelDrafter, draft_sampling
 from mmspec.drafters.init_drafter import InitDrafter, token_init
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.shared_cache import part_of_target
+from mmspec.importing import resolve
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
@@ -99,6 +100,9 @@ def build(context: DraftingContext) -> CascadeDrafter:
         # Unread may be the last draft, the bonus token of the inner loop, and that of the outer one.
         small = ModelDrafter(resources.draft_model(), sampler, unread=3)
     else:
-        init = token_init(context, "table" if resources.table is not None else "recycle")
-        small = Jacobi(InitDrafter(init), None, target.vocab_size)
+        if resources.table is not None:
+            guesses: ContinuationDrafter = InitDrafter(token_init(context, "table"))
+        else:
+            guesses = resolve(context.starts["recycle"].builders["tokens"])(context)
+        small = Jacobi(guesses, None, target.vocab_size)
     return CascadeDrafter(middle, layout.sampler(settings, target.device), small, inner)

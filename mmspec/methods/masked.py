@@ -9,12 +9,14 @@ decoding, where no q is needed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_model import draft_sampling
 from mmspec.errors import ArgumentError
@@ -75,3 +77,29 @@ def build(context: DraftingContext) -> MaskedDrafter:
         )
     sampler = context.layout.sampler(draft_sampling(context, 1.0), context.target.device)
     return MaskedDrafter(make(), sampler, context.target.device)
+
+
+class MaskedToy:
+    """A masked model whose logits are stored in a table, by place and by the last token before the masked places.
+
+    Args:
+        vocab_size: V.
+        layout: Layout of the sequences.
+        seed: Seed of the table.
+    """
+
+    def __init__(self, vocab_size: int, layout: Layout, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (layout.length, vocab_size + 1, *layout.cell, vocab_size)
+        self._table = torch.randn(shape, generator=generator) * 1.2
+
+    def block(self, state: BatchState, count: int) -> Tensor:
+        places = torch.from_numpy(state.positions(count)).clamp(max=len(self._table) - 1)
+        last = state.last().flatten(1)[:, :1] + 1  # 0 before the first token
+        return self._table[places, last.clamp(max=self._table.shape[1] - 1)]  # padding may be outside the vocabulary
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        pass  # it keeps nothing of the rows
+
+    def join(self, other: MaskedToy, row_ids: Sequence[int]) -> None:
+        pass

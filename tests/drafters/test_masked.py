@@ -14,10 +14,10 @@ from mmspec.batching.run import Decoded, run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
-from mmspec.methods.masked import MaskedDrafter
+from mmspec.methods.masked import MaskedDrafter, MaskedToy
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.toys import MaskedToy, ToyTarget, toy_resources
+from mmspec.testing.toys import ToyTarget, toy_resources
 
 LAYOUT, VOCAB = Layout(length=6, width=2), 4
 

@@ -22,11 +22,11 @@ from mmspec.continuous.prepared import PreparedLatents
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.methods.frame.head import FrameHead
+from mmspec.methods.masked import MaskedToy
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import (
     ColumnToy,
-    MaskedToy,
     ToyBackbone,
     ToyHead,
     ToyTarget,

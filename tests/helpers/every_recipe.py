@@ -15,12 +15,13 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.drafters.columns.coupling import COLUMN_COUPLINGS
 from mmspec.drafters.columns.jacobi import STARTS
+from mmspec.methods.masked import MaskedToy
 from mmspec.recipes import parse
-from mmspec.rules import RULES
+from mmspec.registry import RULES
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.toys import ColumnToy, MaskedToy, ToyTarget, toy_codebooks, toy_resources
+from mmspec.testing.toys import ColumnToy, ToyTarget, toy_codebooks, toy_resources
 from mmspec.ways_to_draft import RECIPES
 
 V, LENGTH, CELLS = 5, 4, 2

@@ -26,7 +26,8 @@ from mmspec.decoding.target import bind_features
 from mmspec.errors import ArgumentError, UnknownNameError
 from mmspec.methods.judge.head import Judge
 from mmspec.recipes import parse
-from mmspec.rules import RULES, Rule
+from mmspec.registry import RULES
+from mmspec.rules import Rule
 from mmspec.sampling.acceptance import FeatureRule
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import ratio

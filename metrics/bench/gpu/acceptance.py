@@ -10,10 +10,10 @@ from typing import Any
 
 from mmspec.documents import read_json
 from mmspec.errors import ArgumentError
-from mmspec.knobs import RUNNERS
 from mmspec.metrics.bench.gpu.outer_passes import Passes
 from mmspec.metrics.bench.gpu.prediction import tokens_per_window
 from mmspec.recipes import Recipe, parse
+from mmspec.ways_to_draft import networks as all_networks
 
 # Ways of drafting that run no network: tokens per call are all that they cost.
 WITHOUT_NETWORK = ("table", "tree-table", "recycle", "stand", "retrieval", "sjd", "scd")
@@ -99,7 +99,7 @@ def read_rows(folders: str) -> dict[MeasuredRecipe, float]:
 
 def drafts_without_network(recipe: Recipe) -> bool:
     """Whether no network runs between two target calls."""
-    networks = {recipe.knobs.get("start"), recipe.knobs.get("refresh")} & set(RUNNERS)
+    networks = {recipe.knobs.get("start"), recipe.knobs.get("refresh")} & {*all_networks()}
     return recipe.parts[0] in WITHOUT_NETWORK and not networks
 
 

@@ -4,8 +4,8 @@ DFlash (Chen et al. 2026, arXiv 2602.06036): a block is the last token, the anch
 attend to each other in both directions and to the target's features of all tokens before the anchor. In layers with a
 sliding window they attend to the last of these features, and to the slots of the block up to their own. The features of
 several layers are fused into one vector per token, and every layer projects it to keys and values ("KV injection").
-The target's own LM head turns the output of a slot into logits. DSpark adds a sequential head (`mmspec.methods.block.markov`),
-which lets a token depend on the one before it although all of them were predicted in the same pass.
+The target's own LM head turns the output of a slot into logits. DSpark adds a sequential head (in
+`mmspec.methods.block.markov`), which lets a token depend on the one before it although all of them were predicted in the same pass.
 
 Parameter names and shapes are those of the DFlash and DSpark classes of the package `speculators`. Two arguments are
 not: `grid_size` replaces the rotary embedding by a 2-D one, and known tokens may follow the anchor, so that the head
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.heads.attention import Attention, KeysValues, repeat_kv
 from mmspec.heads.draft_vocabulary import register_vocabulary
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes, randomized
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes
 from mmspec.heads.layers import norm as normed
 from mmspec.heads.rotary import MAX_POSITIONS, Rotary, rotary_sizes
@@ -245,3 +245,62 @@ class BlockHead(Head):
         far = additive_mask(visible, torch.float32, -torch.inf).repeat_interleave(size, dim=2)
         ones = torch.ones(1, size, size, dtype=torch.bool, device=visible.device)
         return far, None if self.sliding_window_non_causal else additive_mask(ones.tril(), torch.float32, -torch.inf)
+
+    def speculators_config(self) -> dict[str, Any]:
+        """See `mmspec.heads.speculators.SpeculatorsHead`."""
+        return block_config(self)
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> BlockHead:
+        head = cls(
+            sizes.vocab_size,
+            sizes.hidden_size,
+            24,
+            2,
+            block_size=4,
+            markov_rank=4,
+            markov_head_type="rnn",
+            grid_size=sizes.width,
+            prefix=1,
+        )
+        return randomized(head, 0.5)
+
+
+def block_config(head: BlockHead) -> dict[str, Any]:
+    """The part of `config.json` that depends on a block head.
+
+    Raises:
+        ArgumentError: If the head has an embedding of the mask of its own, or reads the target's last features.
+    """
+    if head.mask_token_id >= head.vocab_size:
+        raise ArgumentError(
+            f"the drafter's mask token {head.mask_token_id} is not one of the target's {head.vocab_size} tokens, as "
+            "vLLM requires; train one with --mask-token"
+        )
+    if not head.layer_ids:
+        raise ArgumentError("the drafter reads the target's last features; vLLM needs one that fuses several layers")
+    markov, layer = head.markov_head, head.block_layers[0]
+    # The sequential head is all that the two algorithms differ in here.
+    sequential = {} if markov is None else {"markov_rank": markov.rank, "markov_head_type": markov.head_type}
+    confidence = {"enable_confidence_head": False, "confidence_head_with_markov": False}
+    return {
+        "architectures": ["DFlashDraftModel" if markov is None else "DSparkDraftModel"],
+        "speculators_model_type": "dflash" if markov is None else "dspark",
+        "draft_vocab_size": head.vocab_size if head.d2t is None else len(head.d2t),
+        "aux_hidden_state_layer_ids": list(head.layer_ids),
+        "block_size": head.block_size,
+        "mask_token_id": head.mask_token_id,
+        "sample_from_anchor": head.sample_from_anchor,
+        "sliding_window_non_causal": head.sliding_window_non_causal,
+        **sequential,
+        **(confidence if sequential else {}),
+        "transformer_layer_config": {
+            "model_type": "qwen3",
+            "num_hidden_layers": len(head.block_layers),
+            "num_key_value_heads": head.kv_heads,
+            **layer_config(head, layer.mlp.gate_proj.out_features, layer.self_attn.q_proj),
+            **attention_config(
+                [number in head.sliding_layers for number in range(len(head.block_layers))], head.sliding_window
+            ),
+        },
+    }

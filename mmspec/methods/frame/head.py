@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes, randomized
 from mmspec.heads.layers import MLP, check_sizes, norm
 
 
@@ -96,3 +96,7 @@ class FrameHead(Head):
     def logits(self, hidden: Tensor, book: int) -> Tensor:
         """Logits [..., V] of one codebook, of `hidden` [..., S]."""
         return hidden @ self.lm_heads[book].T
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> FrameHead:
+        return randomized(cls(sizes.vocab_size, sizes.hidden_size, sizes.frame, 8, 24), 0.5)

@@ -8,41 +8,16 @@ its depth decoder. Its features are not stored: the distributions have to be com
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mmspec.decoding.target import FrameFeatureTarget
-from mmspec.errors import ArgumentError
 from mmspec.methods.frame.head import FrameHead
+from mmspec.training.frame_teacher import frame_teacher
 from mmspec.training.objectives import LOSSES, chain_loss
 from mmspec.training.prepared import PreparedPrompts
 
 SPAN = 32  # frames of a sequence in one step
-
-
-@runtime_checkable
-class FrameTeacher(FrameFeatureTarget, Protocol):
-    """A target that frame heads can be trained for; its largest token ends a row.
-
-    Attributes:
-        temperatures: float32 [K], the temperature of each token of a frame, 1 for greedy ones.
-    """
-
-    temperatures: Tensor
-
-    def teach(self, frames: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Features [B, n, D] and distributions float32 [B, n, K, V] of the frames number `start` to `end - 1`.
-
-        The distributions are those that the tokens are sampled from, but without top-k and top-p.
-
-        Args:
-            frames: int64 [B, F, K], a sequence per row; called once, before the prefill.
-            start: The first frame of the span.
-            end: The frame after its last one.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -62,20 +37,6 @@ class FrameTeacherOutput:
     p: Tensor
     features: Tensor
     temperatures: Tensor
-
-
-def frame_teacher(prepared: PreparedPrompts) -> FrameTeacher:
-    """The target of a batch of prompts.
-
-    Raises:
-        ArgumentError: If it does not generate frames with a depth decoder.
-    """
-    target = prepared.make()
-    if not isinstance(target, FrameTeacher):
-        raise ArgumentError(
-            f"--kind frame is for models whose frames have a depth decoder; {type(target).__name__} has none"
-        )
-    return target
 
 
 def run_frame_teacher(prepared: PreparedPrompts, tokens: Tensor, generator: torch.Generator) -> FrameTeacherOutput:

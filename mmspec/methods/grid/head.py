@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes, randomized
 from mmspec.heads.layers import check_sizes
 from mmspec.heads.rotary import MAX_GRID
 
@@ -78,3 +78,7 @@ class GridHead(Head):
         normed = [F.rms_norm(x, x.shape[-1:], self.norm.weight.to(x.dtype), 1e-6) for x in features]
         x = torch.cat([*normed, self.left(left), self.ahead(ahead.clamp(max=len(self.ahead.weight) - 1))], dim=-1)
         return self.mix(torch.cat(features, dim=-1)) + self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> GridHead:
+        return randomized(cls(sizes.vocab_size, sizes.hidden_size, 24, sizes.width or 1), 0.5)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes, randomized
 from mmspec.heads.layers import check_sizes, norm
 
 
@@ -71,3 +71,7 @@ class HydraHeads(Head):
         x = torch.cat([norm(self.feature_norm, features), embeds], dim=-1)
         predicted: Tensor = features + self.down_proj[head](F.silu(self.up_proj[head](x)))
         return predicted
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> HydraHeads:
+        return randomized(cls(sizes.vocab_size, sizes.hidden_size, 24, 8), 0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes, randomized
 
 
 class Judge(Head):
@@ -30,3 +30,7 @@ class Judge(Head):
     def forward(self, features: Tensor) -> Tensor:
         """Scores float32 [...] in 0..1 of features [..., D]."""
         return (features.float() @ self.weight.float() + self.bias.float()).sigmoid()
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> Judge:
+        return randomized(cls(sizes.vocab_size, sizes.hidden_size, "toy"), 1.0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmspec.errors import ArgumentError
 from mmspec.heads.attention import KeysValues
 from mmspec.heads.eagle import Layer
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes, randomized
 from mmspec.heads.layers import check_sizes
 from mmspec.heads.rotary import Rotary, rotary_sizes
 
@@ -115,3 +115,9 @@ class ExitAdapter(Head):
         q, (k, v) = self.project(features, slots)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.layer.finish(features.to(self.dtype), attended)
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> ExitAdapter:
+        return randomized(
+            cls(sizes.vocab_size, sizes.hidden_size, 24, 2, 2, grid_size=sizes.width, max_position_embeddings=64), 0.5
+        )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes, randomized
 
 
 class MedusaHeads(Head):
@@ -45,3 +45,7 @@ class MedusaHeads(Head):
         """Predicted features [..., heads, D] from the target's features [..., D]."""
         features = features.to(self.dtype)
         return features[..., None, :] + F.silu(torch.einsum("...d,hde->...he", features, self.weight) + self.bias)
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> MedusaHeads:
+        return randomized(cls(sizes.vocab_size, sizes.hidden_size, 8), 0.35)

@@ -22,6 +22,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget
+from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.last_feature import LastFeatureRunner
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.methods.one_step.head import OneStepHead
@@ -166,7 +167,7 @@ class OneStepDrafter:
         return Draft(tokens, torch.where(is_new[..., None], q, draft.q))
 
 
-def one_step(context: DraftingContext) -> OneStepDrafter:
+def continuation(context: DraftingContext) -> OneStepDrafter:
     """The drafter of the model's own generator of whole images, or of its one-step head.
 
     Raises:
@@ -192,3 +193,8 @@ def one_step(context: DraftingContext) -> OneStepDrafter:
         )
     sampler = TokenSampler(context.samplings, context.layout.constraint, target.device)
     return OneStepDrafter(OneStepRunner(head, target, sampler))
+
+
+def build(context: DraftingContext) -> Jacobi:
+    """Builds the drafter of the recipe `one-step`."""
+    return Jacobi(continuation(context), None, context.target.vocab_size)

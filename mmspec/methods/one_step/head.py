@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes, randomized
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes
 from mmspec.heads.layers import norm as normed
 
@@ -129,3 +129,7 @@ class OneStepHead(Head):
             x = layer(x, visible[:, None])
         change: Tensor = self.out(normed(self.norm, x[:, tokens.shape[1] - width - 1 :]))
         return feature[:, None] + change
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> OneStepHead:
+        return randomized(cls(sizes.vocab_size, sizes.hidden_size, 24, 2, max_position_embeddings=64), 0.5)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes, randomized
 from mmspec.heads.layers import check_sizes
 
 REACH = 128  # distances that attention tells apart; greater ones count as this
@@ -124,3 +124,7 @@ class OuterHead(Head):
         for layer in self.layers:
             change = layer(change, context)
         return after + change.to(after)
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> OuterHead:
+        return randomized(cls(sizes.vocab_size, sizes.hidden_size, 24, 2), 0.25)

@@ -19,7 +19,6 @@ from torch import Tensor
 from mmspec.decoding.assembly import build_drafter
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import RunningBatch
-from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import RereadsWindows
 from mmspec.decoding.window_policy import FixedWindow
@@ -123,8 +122,8 @@ def outer_losses(
     seeds = torch.randint(2**31, (len(samplings),), generator=generator).tolist()
     state, meter = BatchState(seeds, layout, window, target.device), Meter(target.device, len(seeds))
     sampler, own = (TokenSampler(samplings, layout.constraint, target.device) for _ in range(2))
-    context = DraftingContext(recipe, layout, target, samplings, resources, sampler, len(seeds))
-    losses = WindowLosses(build_drafter(context), head, target, own, loss)
+    drafter = build_drafter(recipe, layout, target, samplings, resources, sampler, len(seeds))
+    losses = WindowLosses(drafter, head, target, own, loss)
     batch = RunningBatch(target, losses, exact(), sampler, state, FixedWindow(window), meter)
     with torch.no_grad():
         running = batch.start()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes
 from mmspec.heads.layers import check_sizes
 
 
@@ -58,3 +58,7 @@ class PromptTokens(Head):
         else:
             with torch.no_grad():
                 self.weight.copy_(embedding[torch.randint(len(embedding), (self.count,))])
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> PromptTokens:
+        return cls(sizes.vocab_size, sizes.hidden_size, 4)

@@ -14,8 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.drafters.token_init import TokenInit, host_version
-from mmspec.sampling.mirrored import copied, on_device
+from mmspec.decoding.resources import DraftingContext
+from mmspec.drafters.init_drafter import InitDrafter, forcing_frames
+from mmspec.drafters.jacobi import Jacobi
+from mmspec.drafters.token_init import (
+    TokenInit,
+    host_version,
+    neighbors_of_window,
+    repeat_left,
+    repeat_up,
+    table_entry,
+)
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
 
@@ -32,7 +42,7 @@ class Recycle:
         device: Of the tokens.
 
     Attributes:
-        table: int32 [B, entries], the token after each pair of neighbors, -1 for none; see `table_entry`.
+        table: See `LearnedTable`.
     """
 
     ROWS = ("table",)
@@ -90,28 +100,14 @@ class Recycle:
         return table_entry(left, up, self._vocab_size, self.table.shape[1])
 
 
-def table_entry(left: Tensor, up: Tensor, vocab_size: int, entries: int) -> Tensor:
-    """The index of a pair of neighbors (`up` is -1 if there is none) in a table, of the shape of `left`."""
-    return ((up + 1) * vocab_size + left) % entries
+def continuation(context: DraftingContext) -> InitDrafter:
+    """Builds `start=recycle`."""
+    layout, target = context.layout, context.target
+    above = repeat_up if layout.width else repeat_left
+    init = Recycle(context.batch_size, target.vocab_size, above, target.device)
+    return InitDrafter(init, forcing_frames(target))
 
 
-def neighbors_of_window(verdict: Verdict, state: BatchState) -> tuple[Tensor, Tensor]:
-    """The left and the upper neighbor of each slot of a window that has been verified, int64 [B, m + 1] each.
-
-    Args:
-        verdict: The outcome.
-        state: The batch; it still ends where the window began, and every row has a token.
-    """
-    count = verdict.p.shape[1]
-    last = state.last(2)
-    read = torch.cat([last, verdict.draft.tokens], dim=1) if count > 1 else last
-    left, up = read[:, 1:], read[:, :-1]
-    if width := state.layout.width:
-        positions = state.positions(count)
-        up = state.at(np.minimum(positions, state.length[:, None] + width - 1) - width)
-        if count > width:
-            # The token above is in this window.
-            up = torch.cat([up[:, :width], verdict.draft.tokens[:, : count - width]], dim=1)
-        first = copied(torch.from_numpy(positions % width == 0), up.device)
-        left = torch.where(first & (up >= 0), up, left)
-    return left, up
+def build(context: DraftingContext) -> Jacobi:
+    """Builds the drafter of the recipe `recycle`."""
+    return Jacobi(continuation(context), None, context.target.vocab_size)

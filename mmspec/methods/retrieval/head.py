@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes
 
 DEPTH = 8  # neighbors of a context
 
@@ -80,6 +80,16 @@ class Datastore(Head):
             seen = tokens >= 0
             self._indices[width] = ContextIndex(np.stack([c[seen] for c in contexts], axis=1), tokens[seen])
         return self._indices[width]
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> Datastore:
+        store = cls(sizes.vocab_size, sizes.hidden_size, 6, 12)
+        store.tokens.copy_(torch.randint(store.vocab_size, store.tokens.shape))
+        return store
+
+    def check_saved(self, folder: str, tensors: Mapping[str, Tensor]) -> None:
+        if bool((tensors["tokens"] >= self.vocab_size).any()):
+            raise ModelError(f"drafter {folder!r} holds tokens outside of its vocabulary of {self.vocab_size}")
 
 
 def neighbor_distances(width: int | None) -> tuple[int, ...]:

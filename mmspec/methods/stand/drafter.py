@@ -2,7 +2,7 @@
 
 STAND (Song et al. 2025, arXiv 2506.04708) stores the distributions that the target gave after each n-gram and samples
 from them; ADED (Liu et al. 2024, arXiv 2407.12021) keeps such a table of trigrams and adapts it while decoding. Token
-recycling (`mmspec.methods.recycle.token_init`) stores the most likely token alone: one draft for each context, accepted with
+recycling (the recipe `recycle`) stores the most likely token alone: one draft for each context, accepted with
 probability p(x). A sampled draft is accepted with the overlap of the two distributions, which is larger where the
 target is undecided. The stored distribution is the q of the draft, so that decoding is exact. Each row has its own
 table, so that it does not depend on its batch.
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.init_drafter import InitDrafter
+from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.kernel_drafts import LONGEST, ForcedOnDevice
-from mmspec.drafters.token_init import TokenInit
+from mmspec.drafters.token_init import TokenInit, neighbors_of_window, repeat_left, repeat_up, table_entry
 from mmspec.kernels.backend import choose
-from mmspec.methods.recycle.token_init import neighbors_of_window, table_entry
 from mmspec.sampling.likeliest import likeliest
 from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.rejection import Draft, Verdict
@@ -135,3 +136,14 @@ class StandDrafter:
         sampled = torch.where(sums[:, -1] > 0, sampled, self._fallback(left, up, u))
         self._sampled.append((sampled, tokens, probs))
         return sampled
+
+
+def continuation(context: DraftingContext) -> StandDrafter:
+    """Builds `start=stand`."""
+    above = repeat_up if context.layout.width else repeat_left
+    return StandDrafter(context.batch_size, context.target.vocab_size, above, context.target.device)
+
+
+def build(context: DraftingContext) -> Jacobi:
+    """Builds the drafter of the recipe `stand`."""
+    return Jacobi(continuation(context), None, context.target.vocab_size)

@@ -13,7 +13,7 @@ from mmspec.decoding.target import EarlyExit, SupportsEarlyExit
 from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.draft_model import draft_sampling
 from mmspec.drafters.early_exit import EarlyExitTarget
-from mmspec.drafters.shared_cache import ShortCacheRunner
+from mmspec.drafters.shared_cache import SharedCacheRunner
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.methods.swift.head import SkippedLayers
 
@@ -40,4 +40,4 @@ def build(context: DraftingContext) -> ChainDrafter:
     scale, skip = float(recipe.knobs["guidance"]), chosen.skip(float(recipe.knobs["skip"]))
     part = EarlyExitTarget(target, EarlyExit(chosen.layers, guided=scale != 1, skip=skip))
     sampler = context.layout.sampler(draft_sampling(context, scale), target.device)
-    return ChainDrafter(ShortCacheRunner(part, sampler), target.device)
+    return ChainDrafter(SharedCacheRunner(part, sampler), target.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes
 
 
 class SkippedLayers(Head):
@@ -34,3 +34,11 @@ class SkippedLayers(Head):
         """The layers to skip, ascending: a share of all, at least one, and never all."""
         count = min(max(round(share * self.layers), 1), self.layers - 1)
         return tuple(sorted(int(layer) for layer in self.order[:count]))
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> SkippedLayers:
+        return cls(sizes.vocab_size, sizes.hidden_size, sizes.layers)
+
+    def check_saved(self, folder: str, tensors: Mapping[str, Tensor]) -> None:
+        if sorted({*tensors["order"].tolist()} - set(range(self.layers))):
+            raise ModelError(f"drafter {folder!r} skips layers that a model of {self.layers} layers does not have")
