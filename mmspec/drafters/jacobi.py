@@ -240,7 +240,7 @@ def build(context: DraftingContext) -> Jacobi:
     refuse_leaks(context)
     knobs, resources = context.recipe.knobs, context.resources
     coupling, start = COUPLINGS[str(knobs.get("coupling", "fresh"))], str(knobs["start"])
-    if start == "model" or start in context.networks:
+    if start == "model" or (start in context.networks and context.networks[start].continues):
         from mmspec.drafters.chain import ChainDrafter
         from mmspec.drafters.runners import build_runner
 

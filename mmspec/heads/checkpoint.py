@@ -79,7 +79,7 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
     if getattr(head, "d2t", None) is not None:
         check_vocabulary(str(folder), tensors, head.vocab_size)
     elif foreign:  # maps of a whole vocabulary say nothing, and a head may share the target's LM head then
-        unused = {"d2t", "t2d", *(["lm_head.weight"] if not hasattr(head, "lm_head") else [])}
+        unused = {"d2t", "t2d", *(["lm_head.weight"] if getattr(head, "lm_head", None) is None else [])}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
     check_tensors(what, tensors, head)
     head.check_saved(str(folder), tensors)

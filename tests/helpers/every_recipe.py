@@ -84,7 +84,7 @@ def variants(kind: TokenKind) -> Iterator[str]:
             for knob, its in info.knobs.items():
                 words |= {(knob, word): name for word in its.choices if word not in ("auto", "none", its.default)}
     for (knob, word), name in words.items():
-        if kind == "tokens" or word in (*STARTS, *COLUMN_COUPLINGS):
+        if kind == "tokens" or word in (*STARTS, "recycle", *COLUMN_COUPLINGS):
             yield f"{short(name)},{knob}={word}{',start=left' if knob == 'refresh' else ''}"
 
 

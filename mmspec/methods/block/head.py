@@ -5,7 +5,8 @@ attend to each other in both directions and to the target's features of all toke
 sliding window they attend to the last of these features, and to the slots of the block up to their own. The features of
 several layers are fused into one vector per token, and every layer projects it to keys and values ("KV injection").
 The target's own LM head turns the output of a slot into logits. DSpark adds a sequential head (in
-`mmspec.methods.block.markov`), which lets a token depend on the one before it although all of them were predicted in the same pass.
+`mmspec.methods.block.markov`), which lets a token depend on the one before it although all of them were predicted in
+the same pass.
 
 Parameter names and shapes are those of the DFlash and DSpark classes of the package `speculators`. Two arguments are
 not: `grid_size` replaces the rotary embedding by a 2-D one, and known tokens may follow the anchor, so that the head
@@ -15,17 +16,20 @@ continues drafts that exist already.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmspec.decoding.attention_masks import additive_mask
+from mmspec.errors import ArgumentError
 from mmspec.heads.attention import Attention, KeysValues, repeat_kv
 from mmspec.heads.draft_vocabulary import register_vocabulary
 from mmspec.heads.head import Head, ToySizes, randomized
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes
 from mmspec.heads.layers import norm as normed
 from mmspec.heads.rotary import MAX_POSITIONS, Rotary, rotary_sizes
+from mmspec.heads.speculators import attention_config, layer_config
 from mmspec.methods.block.markov import MarkovHead
 
 

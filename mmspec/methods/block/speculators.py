@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmspec.arguments import shown
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ModelError
 from mmspec.heads.speculators import (
     PROMPT_SLOTS,
-    attention_config,
     layer_arguments,
-    layer_config,
     sliding_arguments,
 )
 

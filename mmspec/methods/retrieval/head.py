@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.errors import ModelError
 from mmspec.heads.head import Head, ToySizes
 
 DEPTH = 8  # neighbors of a context

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from mmspec.errors import ModelError
 from mmspec.heads.head import Head, ToySizes
 
 
