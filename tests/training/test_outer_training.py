@@ -25,7 +25,8 @@ from mmspec.methods.outer.head import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget
-from mmspec.training.kinds import KINDS, HeadSizes
+from mmspec.training.drafter_kind import HeadSizes
+from mmspec.training.kinds import KINDS
 from mmspec.training.trainer import Trainer
 from mmspec.vision.hf.pipeline import TransformersPipeline
 

@@ -20,7 +20,7 @@ from mmspec.metrics.bench.gpu.counting import Trace, fake_device, trace
 from mmspec.metrics.bench.gpu.devices import Device
 from mmspec.metrics.bench.gpu.prediction import between, seconds_of
 from mmspec.metrics.bench.gpu.published import PublishedModel, random_weights
-from mmspec.training.kinds import head_sizes
+from mmspec.training.drafter_kind import head_sizes
 
 FEWEST = 3  # layers of a target with something between its outer ones
 PASS_LAUNCHES = 7  # of a pass besides its call: the window that is read again, and the coupling; counted as those of a

@@ -6,9 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.decoding.target import LayerFeatureTarget
 from mmspec.methods.block.head import BlockHead
 from mmspec.sampling.logits import split_cfg
+from mmspec.training.drafter_kind import DrafterKind, HeadSizes
 from mmspec.training.objectives import LOSSES, TeacherOutput, chain_loss
+from mmspec.training.settings import TrainingSettings
 
 _KNOWN = 0.5  # share of the blocks in which known tokens follow the anchor
 
@@ -65,3 +68,28 @@ def block_loss(head: BlockHead, teacher: TeacherOutput, loss: str, generator: to
     mask = inside & teacher.mask[row, position] & (depth >= known[..., None])
     weights = torch.exp(-(depth - known[..., None]).clamp(min=0) / max(count / 4, 2))
     return chain_loss(loss, LOSSES[loss](p, q, None, None), mask, weights)
+
+
+def _new_block(sizes: HeadSizes, settings: TrainingSettings) -> BlockHead:
+    return BlockHead(
+        sizes.target.vocab_size,
+        sizes.dim,
+        sizes.intermediate_size,
+        sizes.heads,
+        settings.layers,
+        layer_ids=sizes.target.fused_layers if isinstance(sizes.target, LayerFeatureTarget) else (),
+        block_size=settings.depth,
+        sample_from_anchor=True,
+        mask_token_id=settings.mask_token,
+        markov_rank=settings.markov_rank,
+        rope_theta=sizes.rope_theta,
+        grid_size=sizes.grid_size,
+        max_position_embeddings=sizes.layout.length + 1,
+        # No layer has a window, but vLLM applies what this says to all of them.
+        sliding_window_non_causal=True,
+    )
+
+
+KIND = DrafterKind(
+    "block", lambda head, b: block_loss(head, b.teacher, b.settings.loss, b.generator), _new_block, mask_token=True
+)

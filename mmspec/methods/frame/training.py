@@ -7,15 +7,19 @@ its depth decoder. Its features are not stored: the distributions have to be com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mmspec.methods.frame.head import FrameHead
+from mmspec.training.drafter_kind import DrafterKind, mlp_width
 from mmspec.training.frame_teacher import frame_teacher
 from mmspec.training.objectives import LOSSES, chain_loss
 from mmspec.training.prepared import PreparedPrompts
+from mmspec.training.settings import TrainingSettings
 
 SPAN = 32  # frames of a sequence in one step
 
@@ -74,3 +78,38 @@ def frame_loss(head: FrameHead, teacher: FrameTeacherOutput, loss: str, depth: i
         values.append(LOSSES[loss](teacher.p[:, own, first:], q, None, None))
         masks.append(teacher.mask[:, own, None].expand(values[-1].shape))
     return chain_loss(loss, torch.cat(values, dim=2), torch.cat(masks, dim=2))
+
+
+FRAME_WIDTH = 512  # of a frame head, at most: its tables have 2 * K * V vectors of this width
+
+
+def _new_frame(prepared: PreparedPrompts, settings: TrainingSettings) -> FrameHead:
+    target = frame_teacher(prepared)
+    with torch.no_grad():
+        target.prefill()
+        dim = target.frame_features(np.zeros(len(prepared.samplings), dtype=np.int64)).shape[-1]
+    width = min(dim, FRAME_WIDTH)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed % 2**63)
+        head = FrameHead(target.vocab_size, dim, target.frame_size, width, settings.hidden or mlp_width(width))
+        head.init_weights()
+    return head.to(target.device)
+
+
+def _teach_frames(
+    prepared: PreparedPrompts,
+    tokens: Tensor,
+    features: Tensor | None,
+    layers: Sequence[int],
+    generator: torch.Generator,
+) -> FrameTeacherOutput:
+    return run_frame_teacher(prepared, tokens, generator)
+
+
+KIND = DrafterKind(
+    "frame",
+    lambda head, b: frame_loss(head, b.teacher, b.settings.loss, b.settings.depth),
+    teach=_teach_frames,
+    keeps_features=False,
+    build=_new_frame,
+)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmspec.errors import ArgumentError
 from mmspec.methods.grid.head import GridHead
 from mmspec.sampling.logits import split_cfg
+from mmspec.training.drafter_kind import DrafterKind, HeadSizes
 from mmspec.training.objectives import LOSSES, TeacherOutput, chain_loss
+from mmspec.training.prepared import PreparedPrompts
+from mmspec.training.settings import TrainingSettings
 
 _STARTS = 8  # drafts per sequence and step
 
@@ -45,3 +49,23 @@ def grid_loss(head: GridHead, teacher: TeacherOutput, loss: str, depth: int, gen
     q = q.unflatten(1, (_STARTS, depth))
     mask = mask & teacher.mask[row[:batch], position]
     return chain_loss(loss, LOSSES[loss](teacher.p[row[:batch], position], q, None, None), mask)
+
+
+def _new_grid(sizes: HeadSizes, settings: TrainingSettings) -> GridHead:
+    if sizes.layout.width is None:
+        raise ArgumentError("--kind grid is for images, whose tokens have rows; this model generates a stream")
+    return GridHead(sizes.target.vocab_size, sizes.dim, sizes.intermediate_size, sizes.layout.width)
+
+
+def _initialize(head: GridHead, prepared: PreparedPrompts) -> None:
+    head.init_weights()
+    if prepared.embedding is not None:
+        head.left.weight.data[: len(prepared.embedding)].copy_(prepared.embedding)
+
+
+KIND = DrafterKind(
+    "grid",
+    lambda head, b: grid_loss(head, b.teacher, b.settings.loss, b.settings.depth, b.generator),
+    _new_grid,
+    initialize=_initialize,
+)

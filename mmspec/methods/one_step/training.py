@@ -7,7 +7,9 @@ from torch import Tensor
 
 from mmspec.methods.one_step.head import OneStepHead
 from mmspec.sampling.logits import split_cfg
+from mmspec.training.drafter_kind import DrafterKind, HeadSizes
 from mmspec.training.objectives import LOSSES, TeacherOutput, chain_loss, spread
+from mmspec.training.settings import TrainingSettings
 
 PLACES = 8  # of a sequence in each step, after which noise is read
 
@@ -69,3 +71,21 @@ def _loss_after(
     q = teacher.sampler(logits, spread(rows, known, count))
     there = slice(known, known + count)
     return chain_loss(loss, LOSSES[loss](teacher.p[:, there], q, None, None), teacher.mask[:, there])
+
+
+def _new_one_step(sizes: HeadSizes, settings: TrainingSettings) -> OneStepHead:
+    return OneStepHead(
+        sizes.target.vocab_size,
+        sizes.dim,
+        sizes.intermediate_size,
+        sizes.heads,
+        settings.layers,
+        max_position_embeddings=sizes.layout.length,
+    )
+
+
+KIND = DrafterKind(
+    "one-step",
+    lambda head, b: one_step_loss(head, b.teacher, b.settings.loss, b.settings.depth, b.generator),
+    _new_one_step,
+)

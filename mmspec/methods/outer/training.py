@@ -20,8 +20,9 @@ from mmspec.decoding.assembly import build_drafter
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.target import RereadsWindows
+from mmspec.decoding.target import RereadsWindows, reuses_updates
 from mmspec.decoding.window_policy import FixedWindow
+from mmspec.errors import ArgumentError
 from mmspec.methods.outer.drafter import outer_layers
 from mmspec.methods.outer.head import OuterHead
 from mmspec.recipes import parse
@@ -29,8 +30,10 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.rejection import Verdict, exact
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
+from mmspec.training.drafter_kind import DrafterKind, HeadSizes, with_weights
 from mmspec.training.objectives import LOSSES, masked_mean
 from mmspec.training.prepared import PreparedPrompts
+from mmspec.training.settings import TrainingSettings
 
 PASSES = 2  # while windows are decoded for training
 CALLS = 2  # target calls per update
@@ -118,7 +121,7 @@ def outer_losses(
     recipe = parse(f"scd:window={window},refresh=outer,passes={PASSES}")
     resources = replace(prepared.resources, heads={"outer": head})
     target = prepared.make()
-    assert isinstance(target, RereadsWindows), "kinds._new_outer has refused others"
+    assert isinstance(target, RereadsWindows), "_new_outer has refused others"
     seeds = torch.randint(2**31, (len(samplings),), generator=generator).tolist()
     state, meter = BatchState(seeds, layout, window, target.device), Meter(target.device, len(seeds))
     sampler, own = (TokenSampler(samplings, layout.constraint, target.device) for _ in range(2))
@@ -133,3 +136,22 @@ def outer_losses(
         if losses.found and (len(losses.found) == CALLS or not running):
             yield torch.stack(losses.found).mean()
             losses.found.clear()
+
+
+def _new_outer(sizes: HeadSizes, settings: TrainingSettings) -> OuterHead:
+    if not (isinstance(sizes.target, RereadsWindows) and reuses_updates(sizes.target)):
+        name = type(sizes.target).__name__
+        raise ArgumentError(f"no drafter of kind 'outer' can be trained for this model: {name} rereads no windows")
+    if sizes.target.layers < 3:
+        raise ArgumentError(f"--kind outer is for models of 3 layers or more; this one has {sizes.target.layers}")
+    return OuterHead(sizes.target.vocab_size, sizes.dim, sizes.intermediate_size, sizes.heads, settings.layers)
+
+
+KIND = DrafterKind(
+    "scd:refresh=outer,passes=2",
+    lambda head, b: next(outer_losses(head, b.prepared, b.settings.depth + 1, b.settings.loss, b.generator)),
+    _new_outer,
+    slack=lambda depth: depth + 1,
+    initialize=with_weights,
+    decodes=lambda head, b: outer_losses(head, b.prepared, b.settings.depth + 1, b.settings.loss, b.generator),
+)

@@ -10,8 +10,10 @@ from mmspec.decoding.target import PromptTarget
 from mmspec.errors import ArgumentError
 from mmspec.methods.prompt.drafter import with_prompts
 from mmspec.methods.prompt.head import PromptTokens
+from mmspec.training.drafter_kind import DrafterKind, HeadSizes
 from mmspec.training.objectives import LOSSES, TeacherOutput, chain_loss
 from mmspec.training.prepared import PreparedPrompts
+from mmspec.training.settings import TrainingSettings
 
 PLACES = 64  # of a sequence in each step, after which prompts are read
 
@@ -64,3 +66,19 @@ def _keep(tensor: Tensor) -> Tensor:
     """A copy of a part of a larger tensor, such as the read slots of a cache; others are not written to."""
     part = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
     return tensor.clone() if part else tensor
+
+
+def _new_prompts(sizes: HeadSizes, settings: TrainingSettings) -> PromptTokens:
+    if not isinstance(sizes.target, PromptTarget):
+        name = type(sizes.target).__name__
+        raise ArgumentError(f"no drafter of kind 'prompt' can be trained for this model: {name} reads no prompt tokens")
+    return PromptTokens(sizes.target.vocab_size, sizes.dim, settings.depth)
+
+
+KIND = DrafterKind(
+    "prompt",
+    lambda prompts, b: prompt_loss(prompts, b.prepared, b.teacher, b.settings.loss, b.generator),
+    _new_prompts,
+    slack=lambda depth: PLACES * depth,
+    initialize=lambda prompts, prepared: prompts.init_weights(prepared.embedding),
+)

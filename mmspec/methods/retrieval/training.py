@@ -16,11 +16,11 @@ from mmspec.folders import replacing_inside
 from mmspec.methods.retrieval.head import Datastore
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import measure_acceptance
+from mmspec.training.curve import SCHEMA_VERSION, CurvePoint
 from mmspec.training.objectives import feature_target
 from mmspec.training.prepared import TrainablePipeline
 from mmspec.training.sequences import claim_folder, read_sequences, sequences_folder, write_sequences
 from mmspec.training.settings import TrainingSettings
-from mmspec.training.trainer import SCHEMA_VERSION, CurvePoint
 
 
 def write_datastore(

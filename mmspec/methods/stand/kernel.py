@@ -2,8 +2,8 @@
 
 See `mmspec.methods.stand.drafter`. One program per slot finds its likeliest tokens in one read of its logits, and
 stores them unless a later slot of the window has the same neighbors, or its row does not have it
-(`mmspec.kernels.own_slots`). One program per sequence drafts from left to right: each new token depends on the one before it, so that in torch every slot
-would be some forty launches.
+(`mmspec.kernels.own_slots`). One program per sequence drafts from left to right: each new token depends on the one
+before it, so that in torch every slot would be some forty launches.
 """
 
 from __future__ import annotations

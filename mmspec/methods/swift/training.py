@@ -20,11 +20,11 @@ from mmspec.methods.swift.head import SkippedLayers
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.training.acceptance_probe import measure_acceptance
+from mmspec.training.curve import SCHEMA_VERSION, CurvePoint
 from mmspec.training.objectives import LOSSES, TeacherOutput, feature_target, masked_mean, run_teacher, spread
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
 from mmspec.training.sequences import claim_folder, read_sequences, sequences_folder, write_sequences
 from mmspec.training.settings import TrainingSettings
-from mmspec.training.trainer import SCHEMA_VERSION, CurvePoint
 
 
 def write_skipped_layers(
