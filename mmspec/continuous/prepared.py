@@ -20,7 +20,7 @@ from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
 from mmspec.decoding.target import Target
 from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import ArgumentError
-from mmspec.methods.tolerance import Tolerance
+from mmspec.continuous.tolerance import Tolerance
 from mmspec.recipes import Recipe
 from mmspec.registry import rules
 from mmspec.sampling.rng import CounterRNG

@@ -296,7 +296,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "tolerance": Rule(
             "latents: a draft near the target's own latent of the same noise is accepted",
-            "mmspec.methods.tolerance:Tolerance",
+            "mmspec.continuous.tolerance:Tolerance",
             knobs={"distance": Knob(0.1, "largest root mean square difference; 0: equal", low=0.0, high=1e6)},
             continuous=True,
         ),

@@ -29,7 +29,7 @@ from mmspec.decoding.stats import Meter
 from mmspec.decoding.window_policy import Committed
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.methods.cspd import CSpD
-from mmspec.methods.tolerance import Tolerance
+from mmspec.continuous.tolerance import Tolerance
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
