@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from mmspec.environment.importing import install_extra
 from mmspec.errors import ArgumentError
-from mmspec.importing import install_extra
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import MeanMetric, SampleBatch
 

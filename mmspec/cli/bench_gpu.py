@@ -14,7 +14,7 @@ from mmspec.arguments import check_device
 from mmspec.cli.options import Json
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.files import check_writable
-from mmspec.folders import replacing_inside
+from mmspec.files.folders import replacing_inside
 
 SCHEMA_VERSION = 1
 RECORD, PAGE = "gpu.json", "gpu.html"

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli.options import Json
-from mmspec.documents import read_json
 from mmspec.errors import ArgumentError
 from mmspec.files import STDOUT, check_writable, replacing
+from mmspec.files.documents import read_json
 
 SCHEMA_VERSION = 1
 Sizes = Annotated[str, typer.Option(help="Separated by commas.")]

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from mmspec.cli.output_paths import OPTION, read_output
-from mmspec.documents import read_object
 from mmspec.errors import ArgumentError
 from mmspec.files import check_writable, replacing_folder
+from mmspec.files.documents import read_object
 
 
 def export_drafter(

@@ -16,13 +16,13 @@ from mmspec.cli.model_options import Codec, Config, DType, Style, read_config
 from mmspec.cli.options import Device, Drafter, Json, Model
 from mmspec.cli.output_paths import OPTION, check_folder, read_output
 from mmspec.cli.pipelines import load_audio_pipeline, load_pipeline, without_bars
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.importing import resolve
-from mmspec.inputs import open_regular
+from mmspec.files.inputs import open_regular
 from mmspec.methods.trained import TRAINED
 
 if TYPE_CHECKING:
-    from mmspec.training.trainer import CurvePoint
+    from mmspec.training.curve import CurvePoint
 
 KINDS = ("eagle", "eagle3", "small", *TRAINED)
 LOSSES = ("kl", "tvd", "tvd++", "lk", "smooth-l1+ce")
@@ -177,9 +177,9 @@ def train_drafter(
 
     import torch
 
-    from mmspec.distributed import local_device, process_group
-    from mmspec.folders import make_folder
-    from mmspec.locks import locked
+    from mmspec.environment.distributed import local_device, process_group
+    from mmspec.files.folders import make_folder
+    from mmspec.files.locks import locked
     from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
     from mmspec.training.kinds import check_loss
     from mmspec.training.sequences import sequences_folder, take_sequences
@@ -274,8 +274,8 @@ def speech_options(
 
 def build(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]:
     """Builds a drafter that needs no training, in one process; returns its record."""
-    from mmspec.folders import make_folder
-    from mmspec.locks import locked
+    from mmspec.files.folders import make_folder
+    from mmspec.files.locks import locked
 
     write = resolve(TRAINED[settings.kind].where)
     output.mkdir(parents=True, exist_ok=True)

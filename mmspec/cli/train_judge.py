@@ -68,8 +68,8 @@ def train_judge(
     from tqdm import tqdm
 
     from mmspec.files import replacing_folder
-    from mmspec.folders import replacing_inside
-    from mmspec.locks import locked
+    from mmspec.files.folders import replacing_inside
+    from mmspec.files.locks import locked
     from mmspec.methods.judge import training
     from mmspec.metrics.prompts import read_prompts
     from mmspec.training.trainer import split_prompts

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmspec.continuous.sampler import LatentHead, LatentRule, LatentSampler
 from mmspec.continuous.stats import LatentStats, with_counter
+from mmspec.continuous.tolerance import Tolerance
 from mmspec.decoding.assembly import NO_RESOURCES, running_batch, window_policy
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
@@ -20,7 +21,6 @@ from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
 from mmspec.decoding.target import Target
 from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import ArgumentError
-from mmspec.continuous.tolerance import Tolerance
 from mmspec.recipes import Recipe
 from mmspec.registry import rules
 from mmspec.sampling.rng import CounterRNG

@@ -15,8 +15,8 @@ from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target, TreeTarget
 from mmspec.decoding.tree_loop import decode_tree
 from mmspec.decoding.window_policy import FixedWindow, WindowPolicy
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, PluginError
-from mmspec.importing import resolve
 from mmspec.knobs import LARGEST
 from mmspec.recipes import Recipe
 from mmspec.registry import heads, refreshes, starts

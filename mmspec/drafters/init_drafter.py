@@ -40,7 +40,8 @@ class InitDrafter:
         self._init = init
         self._frames = frames
         self._host_init = host_version(init)
-        self._learned = init if isinstance(init, LearnedTable) else None
+        learned: object = init
+        self._learned = learned if isinstance(learned, LearnedTable) else None
         # Drafts whole windows where the Triton kernels run, which know no frames.
         self.kernel: KernelDrafts | None = kernel_drafts(init) if frames is None else None
 

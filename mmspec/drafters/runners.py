@@ -11,8 +11,8 @@ from mmspec.decoding.target import FeatureTarget, FrameFeatureTarget, TreeTarget
 from mmspec.drafters.draft_model import draft_model_of
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.model_runner import ModelRunner
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.importing import resolve
 from mmspec.sampling.params import change_each
 from mmspec.sampling.sampler import TokenSampler
 

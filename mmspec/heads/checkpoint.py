@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec import checkpoint
 from mmspec.arguments import shown
-from mmspec.checkpoint import building, check_tensors, sizes_of
-from mmspec.documents import read_object
+from mmspec.environment.importing import resolve
 from mmspec.errors import ModelError
+from mmspec.files import checkpoint
+from mmspec.files.checkpoint import building, check_tensors, sizes_of
+from mmspec.files.documents import read_object
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.head import Head
@@ -27,7 +28,6 @@ from mmspec.heads.speculators import (
     is_foreign,
     vocabulary_of,
 )
-from mmspec.importing import resolve
 from mmspec.registry import heads
 
 # Of the core, by a key that the configuration of no other head has: the class, "module:attribute".

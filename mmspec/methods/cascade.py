@@ -19,7 +19,7 @@ from mmspec.drafters.draft_model import ModelDrafter, draft_sampling
 from mmspec.drafters.init_drafter import InitDrafter, token_init
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.shared_cache import part_of_target
-from mmspec.importing import resolve
+from mmspec.environment.importing import resolve
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler

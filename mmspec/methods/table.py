@@ -294,12 +294,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             takes_features=True,
             head="judge",
         ),
-        "tolerance": Rule(
-            "latents: a draft near the target's own latent of the same noise is accepted",
-            "mmspec.continuous.tolerance:Tolerance",
-            knobs={"distance": Knob(0.1, "largest root mean square difference; 0: equal", low=0.0, high=1e6)},
-            continuous=True,
-        ),
         "cspd": Rule(
             "latents: the published rule of Continuous Speculative Decoding, which is biased",
             "mmspec.methods.cspd:CSpD",

@@ -1,4 +1,4 @@
-"""Acceptance rules, and those of the core: the exact ones. The relaxed ones are methods.
+"""Acceptance rules, and those of the core; the others are methods.
 
 An acceptance function takes p, q float32 [B, m, V] and the draft tokens x int64 [B, m] (slot i of the window holds
 draft i) and returns the probability float32 [B, m] with which each draft is accepted; values above 1 count as 1.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from mmspec.importing import resolve
+from mmspec.environment.importing import resolve
 from mmspec.knobs import Knob, Value
 
 if TYPE_CHECKING:
@@ -83,6 +83,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             "mmspec.continuous.smoothed:Smoothed",
             exact=True,
             knobs={"sigma": Knob(0.1, "standard deviation, in units of the latents", low=1e-6, high=1e6)},
+            continuous=True,
+        ),
+        "tolerance": Rule(
+            "latents: a draft near the target's own latent of the same noise is accepted",
+            "mmspec.continuous.tolerance:Tolerance",
+            knobs={"distance": Knob(0.1, "largest root mean square difference; 0: equal", low=0.0, high=1e6)},
             continuous=True,
         ),
     }

@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 from mmspec.errors import ArgumentError
-from mmspec.inputs import read_text
+from mmspec.files.inputs import read_text
 from mmspec.media.text import lines_of
 
 KEYS = "MMSPEC_API_KEYS"  # the environment variable

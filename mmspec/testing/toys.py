@@ -22,10 +22,10 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.drafters.ngram import NGramTable
+from mmspec.environment.importing import resolve
 from mmspec.heads.draft_vocabulary import restrict
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.head import Head, ToySizes
-from mmspec.importing import resolve
 from mmspec.registry import heads
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries

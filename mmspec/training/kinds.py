@@ -12,10 +12,10 @@ from torch import nn
 
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.importing import resolve
 from mmspec.methods.trained import TRAINED
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
@@ -100,7 +100,9 @@ def check_loss(settings: TrainingSettings) -> None:
     if settings.loss == "smooth-l1+ce" and (drafter := row.noun if row else _NOUNS.get(settings.kind)):
         raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
     if settings.loss == LK and row is not None and not row.chain:
-        raise ArgumentError(f"--loss: 'lk' is for heads that draft a chain, which a {row.noun} does not; use kl or tvd")
+        raise ArgumentError(
+            f"--loss: 'lk' is for heads that draft a chain, which the {row.noun} does not; use kl or tvd"
+        )
     if settings.loss == LK and settings.kind == "small":
         raise ArgumentError("--loss: 'lk' is for heads, which draft a chain in training; use kl or tvd")
 

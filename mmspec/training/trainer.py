@@ -15,11 +15,11 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from mmspec.checkpoint import check_tensors, describe, read_weights
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import replacing_folder
-from mmspec.folders import replacing_inside
+from mmspec.files.checkpoint import check_tensors, describe, read_weights
+from mmspec.files.folders import replacing_inside
 from mmspec.training.curve import SCHEMA_VERSION, CurvePoint
 from mmspec.training.drafter_kind import Batch
 from mmspec.training.kinds import KINDS, evaluate_drafter, layer_ids, new_drafter

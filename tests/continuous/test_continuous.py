@@ -20,6 +20,7 @@ from mmspec.batching.run import run
 from mmspec.continuous.prepared import run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel, LatentSampler
 from mmspec.continuous.smoothed import Smoothed
+from mmspec.continuous.tolerance import Tolerance
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
@@ -29,7 +30,6 @@ from mmspec.decoding.stats import Meter
 from mmspec.decoding.window_policy import Committed
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.methods.cspd import CSpD
-from mmspec.continuous.tolerance import Tolerance
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

@@ -67,7 +67,7 @@ def test_what_cannot_be_read_or_written_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ModelError, match="missing: embed_tokens.weight"):
         load()
-    with pytest.raises(ModelError, match="is of the kind 'mtp' of speculators; mmspec reads eagle3, dflash and dspark"):
+    with pytest.raises(ModelError, match="is of the kind 'mtp' of speculators; mmspec reads eagle3, dflash, dspark"):
         load(speculators_model_type="mtp")
     with pytest.raises(ModelError, match="does not state transformer_layer_config and mask_token_id"):
         load(mask_token_id=None)

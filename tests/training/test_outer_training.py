@@ -26,7 +26,7 @@ from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget
 from mmspec.training.drafter_kind import HeadSizes
-from mmspec.training.kinds import KINDS
+from mmspec.training.kinds import KINDS, check_loss
 from mmspec.training.trainer import Trainer
 from mmspec.vision.hf.pipeline import TransformersPipeline
 
@@ -159,10 +159,12 @@ def test_refusals(tmp_path: Path) -> None:
         Trainer(tiny_pipe(), settings("outer"), tmp_path)
     with pytest.raises(ArgumentError, match="--kind outer is trained in one process; 2 were started"):
         Trainer(tiny_pipe(4), settings("outer"), tmp_path, 0, 2)
-    with pytest.raises(ArgumentError, match="'lk' is for heads that draft a chain, which an outer head does not"):
-        settings("outer", loss="lk")
+    with pytest.raises(
+        ArgumentError, match="'lk' is for heads that draft a chain, which the head for outer layers does not"
+    ):
+        check_loss(settings("outer", loss="lk"))
     with pytest.raises(ArgumentError, match="compares features, which differ"):
-        settings("outer", loss="smooth-l1+ce")
+        check_loss(settings("outer", loss="smooth-l1+ce"))
     new: Any = KINDS["outer"].new
     other, sized = causal(layers=4), (Layout(16, width=4), 8, 16, 2, 100.0, 4)
     other.can_reuse_updates = False

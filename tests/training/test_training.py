@@ -21,10 +21,10 @@ import mmspec
 from mmspec.cli import train_drafter
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.files.locks import locked
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.eagle import EagleHead
 from mmspec.loading import add_drafter
-from mmspec.locks import locked
 from mmspec.methods.block.head import BlockHead
 from mmspec.methods.grid.head import GridHead
 from mmspec.methods.hydra.head import HydraHeads

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmspec.documents import read_json
 from mmspec.errors import ArgumentError
+from mmspec.files.documents import read_json
 from mmspec.metrics.bench.gpu.outer_passes import Passes
 from mmspec.metrics.bench.gpu.prediction import tokens_per_window
 from mmspec.recipes import Recipe, parse

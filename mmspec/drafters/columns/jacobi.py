@@ -12,8 +12,8 @@ from mmspec.drafters.columns.token_init import (
 )
 from mmspec.drafters.coupling import refuse_leaks
 from mmspec.drafters.jacobi import Jacobi
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError
-from mmspec.importing import resolve
 
 STARTS = ("auto", "left", "random")
 

@@ -112,7 +112,8 @@ class ColumnInitDrafter:
 
     def __init__(self, init: ColumnInit) -> None:
         self._init = init
-        self._learned = init if isinstance(init, LearnedTable) else None
+        learned: object = init
+        self._learned = learned if isinstance(learned, LearnedTable) else None
         # Drafts whole windows where the Triton kernels run.
         self.kernel: ColumnKernel | None = column_kernel(init)
 

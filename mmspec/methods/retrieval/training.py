@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mmspec.files import replacing_folder
-from mmspec.folders import replacing_inside
+from mmspec.files.folders import replacing_inside
 from mmspec.methods.retrieval.head import Datastore
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import measure_acceptance

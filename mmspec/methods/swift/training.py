@@ -15,7 +15,7 @@ import torch
 from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, skips_layers
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing_folder
-from mmspec.folders import replacing_inside
+from mmspec.files.folders import replacing_inside
 from mmspec.methods.swift.head import SkippedLayers
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits

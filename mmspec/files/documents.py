@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmspec import limits
-from mmspec.code_settings import without_code
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.inputs import read_bytes
+from mmspec.files.code_settings import without_code
+from mmspec.files.inputs import read_bytes
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -29,7 +29,7 @@ def read_json(path: Path, argument: str) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model, without what would choose code; see `mmspec.code_settings`.
+    """The JSON object in a file of a model, without what would choose code; see `mmspec.files.code_settings`.
 
     Raises:
         ModelError: If there is no file, or it contains something else, or exceeds a limit.

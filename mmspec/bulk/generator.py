@@ -16,7 +16,7 @@ from mmspec.arguments import check_integer, shown
 from mmspec.bulk.calls import GeneratedSample, batches, generate_accepted
 from mmspec.bulk.requests import SETTING_NAMES, SampleSettings, requests_of
 from mmspec.errors import ArgumentError, PluginError
-from mmspec.fingerprint import fingerprint
+from mmspec.files.fingerprint import fingerprint
 from mmspec.loading import load
 from mmspec.recipes import Recipe
 from mmspec.registry import plugins, registered

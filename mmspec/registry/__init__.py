@@ -27,9 +27,9 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from mmspec.drafters.recipe_info import Choice
+from mmspec.environment.importing import resolve
 from mmspec.errors import PluginError
 from mmspec.heads.info import HeadInfo
-from mmspec.importing import resolve
 from mmspec.methods import table
 from mmspec.rules import RULES as CORE_RULES
 from mmspec.rules import Rule

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from mmspec.errors import ArgumentError
 from mmspec.files import swapped_in, writing
-from mmspec.inputs import refuse_special
+from mmspec.files.inputs import refuse_special
 
 
 @contextmanager

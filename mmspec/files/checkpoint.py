@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmspec.errors import MMSpecError, ModelError
-from mmspec.inputs import check_regular, open_regular
+from mmspec.files.inputs import check_regular, open_regular
 
 _LISTED = 6  # names in a message
 # Tensors of a pickle may share their memory, as tied embeddings do, but not without bounds.
