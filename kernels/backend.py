@@ -112,7 +112,7 @@ def warps(block: int) -> int:
 
 @cache
 def _note_compilations() -> None:
-    """Makes Triton tell `mmspec.environment.setup_work` of each kernel that it compiles or loads; earlier hooks stay."""
+    """Makes Triton tell `mmspec.environment.setup_work` of kernels that it compiles or loads; other hooks stay."""
     from triton import knobs
 
     earlier = getattr(knobs.runtime, "jit_post_compile_hook", None)
