@@ -48,10 +48,10 @@ def export_drafter(
 
     from mmspec.heads.checkpoint import load_head
     from mmspec.heads.eagle3 import Eagle3Head
-    from mmspec.heads.speculators import write_speculators
+    from mmspec.heads.speculators import SpeculatorsHead, write_speculators
 
     head = load_head(drafter)
-    if not isinstance(head, Eagle3Head) and not hasattr(head, "speculators_config"):
+    if not isinstance(head, Eagle3Head | SpeculatorsHead):
         raise ArgumentError(
             f"DRAFTER: '{drafter}' is a {type(head).__name__}, which is not part of the format; train one with `mmspec "
             "train-drafter --kind eagle3` or `--kind block`"

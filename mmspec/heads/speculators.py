@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.head import Head
 
 VERSION = "0.9.0"  # of the package whose classes define the format
 EAGLE3_CLASSES = ("Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")  # `architectures` of AngelSlim and SpecForge
@@ -158,22 +159,24 @@ def check_vocabulary(folder: str, tensors: Mapping[str, Tensor], vocab_size: int
         raise ModelError(f"drafter {folder!r} has maps d2t and t2d that disagree about its vocabulary")
 
 
-class SpeculatorsHead(Protocol):
+class SpeculatorsHead(Head):
     """A head other than EAGLE-3 that the format knows; it shares the verifier's embedding."""
 
-    vocab_size: int
-    hidden_size: int
     head_dim: int
     grid_size: int | None
     max_position_embeddings: int
     rope_theta: float
     norm: Any
-    dtype: torch.dtype
 
     @property
     def count(self) -> int:
         """Tokens that it drafts."""
-        ...
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        raise NotImplementedError
 
     def speculators_config(self) -> dict[str, Any]:
         """The part of `config.json` that depends on the head.
@@ -181,9 +184,7 @@ class SpeculatorsHead(Protocol):
         Raises:
             ArgumentError: If the head does something that the format does not state.
         """
-        ...
-
-    def state_dict(self) -> dict[str, Tensor]: ...
+        raise NotImplementedError
 
 
 def write_speculators(

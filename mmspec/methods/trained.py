@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mmspec.training.trained import Trained
+from mmspec.heads.info import Trained
 
 TRAINED: Mapping[str, Trained] = MappingProxyType(
     {

@@ -100,9 +100,7 @@ def check_loss(settings: TrainingSettings) -> None:
     if settings.loss == "smooth-l1+ce" and (drafter := row.noun if row else _NOUNS.get(settings.kind)):
         raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
     if settings.loss == LK and row is not None and not row.chain:
-        raise ArgumentError(
-            f"--loss: 'lk' is for heads that draft a chain, which the {row.noun} does not; use kl or tvd"
-        )
+        raise ArgumentError(f"--loss: 'lk' is for heads that draft a chain, which a {row.noun} does not; use kl or tvd")
     if settings.loss == LK and settings.kind == "small":
         raise ArgumentError("--loss: 'lk' is for heads, which draft a chain in training; use kl or tvd")
 

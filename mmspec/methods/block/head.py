@@ -25,11 +25,11 @@ from mmspec.decoding.attention_masks import additive_mask
 from mmspec.errors import ArgumentError
 from mmspec.heads.attention import Attention, KeysValues, repeat_kv
 from mmspec.heads.draft_vocabulary import register_vocabulary
-from mmspec.heads.head import Head, ToySizes, randomized
+from mmspec.heads.head import ToySizes, randomized
 from mmspec.heads.layers import MLP, attention_sizes, check_sizes
 from mmspec.heads.layers import norm as normed
 from mmspec.heads.rotary import MAX_POSITIONS, Rotary, rotary_sizes
-from mmspec.heads.speculators import attention_config, layer_config
+from mmspec.heads.speculators import SpeculatorsHead, attention_config, layer_config
 from mmspec.methods.block.markov import MarkovHead
 
 
@@ -42,7 +42,7 @@ class BlockLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(dim, eps=eps)
 
 
-class BlockHead(Head):
+class BlockHead(SpeculatorsHead):
     """A block head.
 
     The feature that token i was sampled from has slot `prefix + i`, token i itself slot `prefix + i + 1`.
