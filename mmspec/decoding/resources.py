@@ -44,7 +44,7 @@ class DraftResources:
         latent_models: For tokens that are vectors: creates a draft model, by the name of the recipe (`draft`,
             `layer-skip`, `few-steps`). The argument is the number of layers or steps, 0 for the unchanged model.
         models: Other models of the same tokens with the same prompts, by the name of the recipe that drafts with them;
-            the recipe's drafter says what each is, such as `mmspec.methods.masked.MaskedModel` of `masked`.
+            the drafter of the recipe says what each is.
     """
 
     table: Table | None = None
