@@ -9,7 +9,6 @@ decoding, where no q is needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -97,9 +96,3 @@ class MaskedToy:
         places = torch.from_numpy(state.positions(count)).clamp(max=len(self._table) - 1)
         last = state.last().flatten(1)[:, :1] + 1  # 0 before the first token
         return self._table[places, last.clamp(max=self._table.shape[1] - 1)]  # padding may be outside the vocabulary
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        pass  # it keeps nothing of the rows
-
-    def join(self, other: MaskedToy, row_ids: Sequence[int]) -> None:
-        pass
