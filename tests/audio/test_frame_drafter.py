@@ -26,8 +26,8 @@ from mmspec.cli.app import main
 from mmspec.drafters import chain
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
-from mmspec.heads.frame import FrameHead
-from mmspec.heads.medusa import MedusaHeads
+from mmspec.methods.frame.head import FrameHead
+from mmspec.methods.medusa.head import MedusaHeads
 from mmspec.recipes import parse
 from mmspec.testing.exactness import noise_floor
 from mmspec.training.settings import TrainingSettings

@@ -28,7 +28,7 @@ from mmspec.sampling.tree_rejection import verify_tree
 pytest.importorskip("triton")
 
 from mmspec.kernels.fused_sampler import Settings
-from mmspec.rules.beta import Beta
+from mmspec.methods.beta import Beta
 from mmspec.sampling import lazy_trees, lazy_verification  # noqa: F401 (they add what verifies)
 from mmspec.sampling.lazy_probs import LazyProbs
 

@@ -26,7 +26,6 @@ from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.knobs import LARGEST, branches
-from mmspec.sampling.k_seq import verify_drafts
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Independent, Siblings, Tree, TreeDraft, TreeNumbers, WithoutReplacement
@@ -132,26 +131,20 @@ def sample_without_replacement(q: Tensor, u: Tensor) -> Tensor:
 
 DISTINCT = SiblingSampler(sample_without_replacement, WithoutReplacement, distinct=True)
 INDEPENDENT = SiblingSampler(sample_independent, Independent)
-K_SEQ = SiblingSampler(sample_independent, Independent, verify_drafts)
 
 
 def build_without_replacement(context: DraftingContext) -> StaticTreeDrafter:
     """Builds the drafter of the recipes `tree` and of trees from heads, such as `tree-eagle`."""
-    return _build(context, branching_of(context), DISTINCT)
+    return build_static(context, branching_of(context), DISTINCT)
 
 
 def build_independent(context: DraftingContext) -> StaticTreeDrafter:
     """Builds the drafter of the recipe `tree-chains`."""
-    return _build(context, branching_of(context), INDEPENDENT)
+    return build_static(context, branching_of(context), INDEPENDENT)
 
 
-def build_k_seq(context: DraftingContext) -> StaticTreeDrafter:
-    """Builds the drafter of the recipe `spectr`."""
-    knobs = context.recipe.knobs
-    return _build(context, FixedBranching([int(knobs["drafts"])] + [1] * (int(knobs["length"]) - 1)), K_SEQ)
-
-
-def _build(context: DraftingContext, branching: Branching, sibling_sampler: SiblingSampler) -> StaticTreeDrafter:
+def build_static(context: DraftingContext, branching: Branching, sibling_sampler: SiblingSampler) -> StaticTreeDrafter:
+    """A drafter of trees of a static shape, from the draft model or the head of the recipe."""
     runner = build_runner(context, context.recipe.info.runner)
     return StaticTreeDrafter(runner, branching, sibling_sampler, context.target.device)
 
