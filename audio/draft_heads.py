@@ -19,10 +19,9 @@ from mmspec.batching.request import PreparedRows
 from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import check_fits_model, load_head
-from mmspec.heads.frame import FrameHead
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.training.frame_objective import frame_teacher
+from mmspec.training.frame_teacher import frame_teacher
 from mmspec.training.objectives import feature_target
 from mmspec.training.prepared import PreparedPrompts
 
@@ -81,9 +80,8 @@ def add_head(adapter: SupportsHeads, folder: str | Path, prepared: PreparedPromp
     with torch.no_grad():
         target, width = _features(adapter, prepared)
     if isinstance(target, FrameFeatureTarget):
-        size = head.codebooks if isinstance(head, FrameHead) else 1
-        check_fits_model(folder, "codebooks", size, target.frame_size)
-    elif isinstance(head, FrameHead):
+        check_fits_model(folder, "codebooks", head.codebooks, target.frame_size)
+    elif head.codebooks > 1:
         raise ModelError(f"drafter {str(folder)!r} predicts frames; this model has no depth decoder")
     check_fits_model(folder, "vocab_size", head.vocab_size, target.vocab_size)
     check_fits_model(folder, "hidden_size", head.hidden_size, width)

@@ -27,10 +27,10 @@ from mmspec.audio.models.magnet.music import from_folder as read_magnet
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.sentencepiece_file import is_sentencepiece
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError
 from mmspec.hf.attention import refuse_flash_attention_inside
 from mmspec.hf.folder import architecture, folder_of, load_model, read_json, read_processor
-from mmspec.importing import resolve
 
 # Model class -> function that makes its `SpeechAdapter` from the model, its processor, a codec or None, the remaining
 # options of `config`, and a draft model or None.

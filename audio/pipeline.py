@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mmspec import limits
 from mmspec.arguments import check_callback, check_flag, check_integer, check_text, processor_errors, shown, text_list
+from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
 from mmspec.audio.adapter import (
     PreparedText,
     SpeechAdapter,
@@ -29,7 +30,6 @@ from mmspec.batching.call import CallEngine
 from mmspec.batching.request import PreparedBatch, PreparedRequest, RowPrompt
 from mmspec.decoding.step import OnStep, Watch
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.pipeline import Arguments, ModelPipeline
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mmspec.audio.codec import Codec
-from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
+from mmspec.files.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.hf.folder import BUFFERS, read_json
 
 Model = TypeVar("Model")

@@ -7,8 +7,8 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.files.checkpoint import describe
 
 
 def is_sentencepiece(file: str | Path) -> bool:

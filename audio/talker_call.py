@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.files.checkpoint import describe
 
 
 @dataclass(frozen=True)

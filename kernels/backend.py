@@ -19,8 +19,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from mmspec.environment.setup_work import record_setup
 from mmspec.errors import ArgumentError, did_you_mean
-from mmspec.setup_work import record_setup
 
 VARIABLE = "MMSPEC_KERNELS"
 CHOICES = ("triton", "torch")
@@ -112,7 +112,7 @@ def warps(block: int) -> int:
 
 @cache
 def _note_compilations() -> None:
-    """Makes Triton tell `mmspec.setup_work` of every kernel that it compiles or loads, as well as an earlier hook."""
+    """Makes Triton tell `mmspec.environment.setup_work` of kernels that it compiles or loads; other hooks stay."""
     from triton import knobs
 
     earlier = getattr(knobs.runtime, "jit_post_compile_hook", None)

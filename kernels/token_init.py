@@ -76,7 +76,7 @@ def draft_window(
         line: Positions per line of a token map; 0 for a stream, whose upper neighbor is the token before the last.
         vocab_size: V.
         table: Integer [V + 1, V], for TABLE; see `mmspec.drafters.ngram.NGramTable`. int32 [B, entries] for RECYCLE;
-            see `mmspec.drafters.recycle.Recycle`. Contiguous.
+            see `mmspec.drafters.token_init.LearnedTable`. Contiguous.
         forced: int64 [n] or [B, n], the token that a position is forced to, -1 for none; positions past the end count
             as the last. None if no position is forced.
         previous: The previous window; None to fill all slots.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
-from mmspec.inputs import read_text
+from mmspec.files.inputs import read_text
 from mmspec.media.text import prompt_lines
 
 BUILTIN = (

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from mmspec.documents import one_line
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
-from mmspec.inputs import open_regular
+from mmspec.files.documents import one_line
+from mmspec.files.inputs import open_regular
 from mmspec.metrics.features import Features, as_features
 from mmspec.metrics.gaussian import Gaussian, fit
 

@@ -34,8 +34,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, PluginError, unknown_name
-from mmspec.importing import resolve
 from mmspec.registry import Info, by_name
 
 if TYPE_CHECKING:

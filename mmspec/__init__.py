@@ -11,11 +11,11 @@ if not (_here / "vision").is_dir():
 if TYPE_CHECKING:
     from mmspec.batching.async_engine import AsyncEngine
     from mmspec.batching.engine import Engine
-    from mmspec.generator import Generator
+    from mmspec.bulk.generator import Generator
     from mmspec.hf.generate import generate
     from mmspec.loading import load
     from mmspec.recipes import Recipe
-    from mmspec.registration import register
+    from mmspec.registry.registration import register
     from mmspec.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -33,13 +33,13 @@ __all__ = [
 
 _HOMES = {
     "load": "mmspec.loading",
-    "Generator": "mmspec.generator",
+    "Generator": "mmspec.bulk.generator",
     "Recipe": "mmspec.recipes",
     "generate": "mmspec.hf.generate",
     "Engine": "mmspec.batching.engine",
     "AsyncEngine": "mmspec.batching.async_engine",
     "SamplingParams": "mmspec.sampling.params",
-    "register": "mmspec.registration",
+    "register": "mmspec.registry.registration",
 }
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.folders import replacing_inside
+from mmspec.files.folders import replacing_inside
 
 _CHUNK = 2**24  # distances computed at a time: 64 MiB
 _MIN_CACHED = 2**22  # number of distances from which on a table is cached on disk

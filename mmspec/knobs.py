@@ -10,7 +10,6 @@ from numbers import Number
 
 from mmspec.errors import ArgumentError, did_you_mean
 
-RUNNERS = ("model", "eagle", "medusa", "block", "grid", "frame")  # networks that drafts are sampled from
 LARGEST = 32  # the widest window that `window=auto` chooses, and the largest tree of `branch=auto` with its root
 DEEPEST = 8  # the greatest depth of trees of `branch=auto`
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from mmspec import hub
 from mmspec.arguments import check_device, shown
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_mean, unknown_name
+from mmspec.files.inputs import check_files
 from mmspec.hub.published import refuse_infinity, refuse_layout, refuse_original
-from mmspec.importing import resolve
-from mmspec.inputs import check_files
 from mmspec.registry import Info, by_name
 from mmspec.versions import warn_untested
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmspec.arguments import check_integer, shown
+from mmspec.environment.importing import install_extra
 from mmspec.errors import ArgumentError
-from mmspec.importing import install_extra
 from mmspec.recipes import parse
 
 MAX_WAITING = 1024  # requests of a model that may wait in a replica

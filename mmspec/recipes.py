@@ -14,10 +14,10 @@ from typing import Any
 
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, did_you_mean, unknown_name
-from mmspec.knobs import DEEPEST, LARGEST, RUNNERS, Value, branches, nodes
-from mmspec.registry import rules
+from mmspec.knobs import DEEPEST, LARGEST, Value, branches, nodes
+from mmspec.registry import heads, refreshes, rules
 from mmspec.rules import Rule
-from mmspec.ways_to_draft import RecipeInfo, ways_to_draft
+from mmspec.ways_to_draft import RecipeInfo, networks, ways_to_draft
 
 CUDA_WINDOW = 32  # of a model's default Jacobi recipe on CUDA
 DEFAULT = "scd"  # the way of drafting of a recipe that names a rule only
@@ -61,20 +61,29 @@ class Recipe:
                 raise ArgumentError(f"recipe {self.name!r} has no knob {knob!r}{did_you_mean(knob, known)}; {listed}")
         values = {k: knob.read(f"{self.name}:{k}", given.get(k, knob.default)) for k, knob in known.items()}
         object.__setattr__(self, "knobs", MappingProxyType(values))
-        networks = {values.get("start", "model"), values.get("refresh", "none")}
-        refresh = values.get("refresh", "none")
-        changed = {knob for knob in values if values[knob] != known[knob].default}
+        self._check_jacobi({knob for knob in values if values[knob] != known[knob].default})
+
+    def _check_jacobi(self, changed: set[str]) -> None:
+        """Checks the knobs that some values of `start` and `refresh` need.
+
+        Raises:
+            ArgumentError: If one is set that nothing reads, or both name a network.
+        """
+        start, refresh = self.knobs.get("start", "model"), str(self.knobs.get("refresh", "none"))
+        known, runners = refreshes().usable(), networks()
+        used = known[refresh].uses if refresh in known else {}
         for knob in ("layers", "guidance"):
-            if knob in changed and "model" not in networks and not (knob == "layers" and refresh == "outer"):
+            if knob in changed and "model" not in (start, refresh) and knob not in used:
                 raise ArgumentError(f"recipe '{self}' sets {knob}, which requires start=model or refresh=model")
         for knob in ("refreshed", "weight"):
-            if knob in changed and refresh in ("none", "outer"):
-                raise ArgumentError(f"recipe '{self}' sets {knob}, which requires refresh={'|'.join(RUNNERS)}")
-        if "passes" in changed and refresh != "outer":
-            raise ArgumentError(f"recipe '{self}' sets passes, which requires refresh=outer")
-        if refresh != "none" and values["start"] in RUNNERS:
+            if knob in changed and refresh not in runners:
+                raise ArgumentError(f"recipe '{self}' sets {knob}, which requires refresh={'|'.join(runners)}")
+        for name, choice in known.items():
+            for knob in changed & set(choice.knobs) - {*(known[refresh].knobs if refresh in known else ())}:
+                raise ArgumentError(f"recipe '{self}' sets {knob}, which requires refresh={name}")
+        if refresh != "none" and start in runners:
             raise ArgumentError(
-                f"recipe '{self}' sets refresh and start={values['start']}; take one network, to refresh or to start"
+                f"recipe '{self}' sets refresh and start={start}; take one network, to refresh or to start"
             )
 
     @property
@@ -112,7 +121,7 @@ class Recipe:
         """Tokens in one target call, prompt tokens included; with `window=auto` or `branch=auto` the maximum."""
         if "branch" in self.knobs:
             entries = LARGEST if self.auto_branch else 1 + nodes(branches(str(self.knobs["branch"])))
-            return entries * (1 + self.depth) if self.info.runner == "prompt" else entries
+            return entries * (1 + self.depth) if self.info.prompts else entries
         if "drafts" in self.knobs:
             return 1 + int(self.knobs["drafts"]) * int(self.knobs["length"])
         return LARGEST if self.auto else int(self.knobs.get("window", 1))
@@ -137,7 +146,8 @@ class Recipe:
     @property
     def drafts_frames(self) -> bool:
         """Whether it drafts with a frame head, whose windows span several frames."""
-        return "frame" in (self.info.runner, self.knobs.get("start"), self.knobs.get("refresh"))
+        named = {self.info.runner, self.knobs.get("start"), self.knobs.get("refresh")}
+        return any(head.frames for name, head in heads().usable().items() if name in named)
 
     @property
     def needs_table(self) -> bool:

@@ -16,8 +16,8 @@ from tiny_llamagen import tiny
 
 from mmspec.audio.codecs.snac import read_snac
 from mmspec.audio.models.codec_lm.speech import read_state
-from mmspec.checkpoint import check_depths, check_tensors, count_blocks, read_header, read_tensors
 from mmspec.errors import MMSpecError, ModelError
+from mmspec.files.checkpoint import check_depths, check_tensors, count_blocks, read_header, read_tensors
 from mmspec.heads.checkpoint import load_head
 from mmspec.vision.hf.vqgan import load_vqgan
 from mmspec.vision.llamagen.checkpoint import load_gpt

@@ -13,20 +13,20 @@ import pytest
 from bulk_pipe import TOKENS, BulkPipe
 from PIL import Image
 
-import mmspec.generator
+import mmspec.bulk.generator
+from mmspec.bulk.generator import Generator
 from mmspec.bulk.requests import SampleRequest, SampleSettings
 from mmspec.errors import ArgumentError, UnknownNameError
-from mmspec.generator import Generator
 from mmspec.sampling.seeds import pipeline_seed
 
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[BulkPipe]:
     pipe = BulkPipe()
-    monkeypatch.setattr(mmspec.generator, "load", lambda **arguments: pipe)
-    mmspec.generator._load.cache_clear()
+    monkeypatch.setattr(mmspec.bulk.generator, "load", lambda **arguments: pipe)
+    mmspec.bulk.generator._load.cache_clear()
     yield pipe
-    mmspec.generator._load.cache_clear()
+    mmspec.bulk.generator._load.cache_clear()
 
 
 def test_columns_of_prompts_give_columns_of_samples(pipe: BulkPipe) -> None:

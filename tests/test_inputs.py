@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmspec.errors import ArgumentError
-from mmspec.inputs import bounded_lines, check_regular, open_regular, read_bytes, read_text
+from mmspec.files.inputs import bounded_lines, check_regular, open_regular, read_bytes, read_text
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from mmspec import limits
 from mmspec.cli.app import main
 from mmspec.cli.memory import bounded_memory
-from mmspec.documents import parse_json, read_json, read_yaml
 from mmspec.errors import ArgumentError
+from mmspec.files.documents import parse_json, read_json, read_yaml
 from mmspec.limits import Limit
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mmspec.errors import MMSpecError
 from mmspec.recipes import parse
-from mmspec.rules import RULES
+from mmspec.registry import RULES
 from mmspec.ways_to_draft import RECIPES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()

@@ -25,23 +25,16 @@ import mmspec
 # From the lowest; a room imports rooms of lower layers only.
 LAYERS = (
     ("mmspec.errors",),
-    ("mmspec.files", "mmspec.limits", "mmspec.code_settings"),
-    ("mmspec.inputs",),
-    ("mmspec.folders", "mmspec.documents"),
+    ("mmspec.limits",),
+    ("mmspec.files",),
     (
-        "mmspec.importing",
+        "mmspec.environment",
         "mmspec.knobs",
         "mmspec.hub",
-        "mmspec.checkpoint",
         "mmspec.arguments",
-        "mmspec.fingerprint",
-        "mmspec.output",
-        "mmspec.keywords",
-        "mmspec.distributed",
-        "mmspec.setup_work",
         "mmspec.versions",
     ),
-    ("mmspec.locks", "mmspec.pipeline"),
+    ("mmspec.pipeline",),
     ("mmspec.media",),
     ("mmspec.kernels",),
     ("mmspec.sampling",),
@@ -51,24 +44,28 @@ LAYERS = (
     ("mmspec.heads",),
     ("mmspec.drafters", "mmspec.masked"),
     ("mmspec.continuous",),
-    ("mmspec.registry", "mmspec.ways_to_draft", "mmspec.recipes"),
+    ("mmspec.methods.table", "mmspec.methods.trained"),
+    ("mmspec.registry",),
+    ("mmspec.heads.checkpoint", "mmspec.ways_to_draft"),
+    ("mmspec.recipes",),
     ("mmspec.decoding.assembly",),
     ("mmspec.batching",),
     ("mmspec.continuous.prepared",),
     ("mmspec.hf", "mmspec.training", "mmspec.testing"),
+    ("mmspec.methods",),
     ("mmspec.bulk",),
     ("mmspec.vision", "mmspec.audio", "mmspec.metrics"),
     ("mmspec.serving",),
     ("mmspec.loading",),
-    ("mmspec.generator", "mmspec.ray_serve", "mmspec.registration"),
+    ("mmspec.bulk.generator", "mmspec.ray_serve", "mmspec.registry.registration"),
     ("mmspec.cli", "mmspec.__main__"),
 )
 # Arrows between rooms of one layer, or up, and why they may be.
 ALLOWED = (
-    # A recipe names its way of drafting and its rule, which the registry finds, plug-ins included.
-    ("mmspec.recipes", "mmspec.registry"),
-    ("mmspec.recipes", "mmspec.ways_to_draft"),
-    ("mmspec.ways_to_draft", "mmspec.registry"),
+    # The tables of the methods lie in their room; `test_methods_are_guests` says who else may look into it.
+    ("mmspec.registry", "mmspec.methods"),
+    ("mmspec.ways_to_draft", "mmspec.methods"),
+    ("mmspec.training.kinds", "mmspec.methods"),
     # Metrics and benchmarks use the models that ship with mmspec, and one benchmark a LlamaGen transformer.
     ("mmspec.metrics", "mmspec.vision.shapes"),
     ("mmspec.metrics", "mmspec.vision.scenes"),
@@ -80,7 +77,10 @@ ALLOWED = (
     ("mmspec.__main__", "mmspec.cli"),
 )
 # Groups of entry points, which have the names of modules.
-GROUPS = ("mmspec.models", "mmspec.adapters", "mmspec.drafters", "mmspec.recipes", "mmspec.rules", "mmspec.metrics")
+GROUPS = (
+    *("mmspec.models", "mmspec.adapters", "mmspec.drafters", "mmspec.recipes", "mmspec.rules", "mmspec.metrics"),
+    *("mmspec.heads", "mmspec.starts", "mmspec.refreshes"),
+)
 NAMED = re.compile(r"`(mmspec(?:\.\w+)+(?::\w+)?)`")
 
 
@@ -91,7 +91,8 @@ def modules(root: Path) -> dict[str, Module]:
 
 @pytest.fixture(scope="module")
 def graph(modules: dict[str, Module]) -> dict[str, set[str]]:
-    return graph_of(modules, groups=GROUPS, doors=mmspec._HOMES)
+    """All arrows: imports, those of types, and names in strings."""
+    return graph_of(modules, typing=True, groups=GROUPS, doors=mmspec._HOMES)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,35 @@ def made_up(**sources: str) -> dict[str, Module]:
 def test_no_module_imports_itself_through_others(graph: dict[str, set[str]]) -> None:
     found = circles(graph)
     assert not found, "\n".join(f"{len(group)}: {' -> '.join(shortest_circle(graph, group))}" for group in found)
+
+
+def test_methods_are_guests(modules: dict[str, Module]) -> None:
+    """Nothing outside of `mmspec.methods` imports or names a method, but for its tables; nor do other methods."""
+    room = "mmspec.methods"
+    tables = {f"{room}.table", f"{room}.trained"}
+    graph = graph_of(modules, typing=True, groups=GROUPS, doors=mmspec._HOMES)
+    readers = {module: targets & tables for module, targets in graph.items() if targets & tables}
+    assert readers == {
+        "mmspec.registry": {f"{room}.table"},
+        "mmspec.ways_to_draft": {f"{room}.table"},
+        "mmspec.training.kinds": {f"{room}.trained"},
+        "mmspec.cli.train_drafter": {f"{room}.trained"},
+        "mmspec.serving.learning": {f"{room}.trained"},
+    }
+    found = [
+        (module, target)
+        for module, targets in graph.items()
+        for target in targets - tables - {room}
+        if inside(target, room) and module not in tables and _method(module) != _method(target)
+    ]
+    # The command that trains the judge, and a benchmark of one method.
+    allowed = {"mmspec.cli.train_judge", "mmspec.metrics.bench.gpu.outer_passes"}
+    assert not {module for module, _ in found} - allowed, "\n".join(map(str, found))
+
+
+def _method(module: str) -> str:
+    """The method that a module belongs to, `mmspec.methods.NAME`; other modules are returned."""
+    return ".".join(module.split(".")[:3]) if inside(module, "mmspec.methods") else module
 
 
 def test_rooms_import_rooms_below(imports: dict[str, set[str]]) -> None:
@@ -183,6 +213,13 @@ def test_a_circle_is_found(closing: str) -> None:
 def test_what_is_no_import_closes_no_circle(harmless: str) -> None:
     modules = made_up(a="from mmspec.b import y", b=harmless)
     assert not circles(graph_of(modules, groups=["mmspec.a"], doors={"load": "mmspec.a"}))
+
+
+def test_imports_of_types_close_a_circle_where_they_count() -> None:
+    modules = made_up(
+        a="from mmspec.b import y", b="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mmspec.a import x"
+    )
+    assert not circles(graph_of(modules)) and circles(graph_of(modules, typing=True)) == [["mmspec.a", "mmspec.b"]]
 
 
 def test_a_package_that_gathers_its_modules_is_a_circle_only_when_they_import_it() -> None:

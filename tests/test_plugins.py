@@ -15,7 +15,7 @@ from mmspec.cli.app import main
 from mmspec.errors import PluginError
 from mmspec.metrics.registry import METRICS, find_metric, metrics
 from mmspec.recipes import parse
-from mmspec.rules import RULES
+from mmspec.registry import RULES
 from mmspec.testing.exactness import check
 from mmspec.ways_to_draft import RECIPES
 
@@ -95,7 +95,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("absent", "plug-in 'nowhere:INFO' cannot be loaded: ModuleNotFoundError: No module named 'nowhere'"),
         ("broken", "plug-in 'broken:INFO' cannot be loaded: ZeroDivisionError"),
-        ("text", "plug-in 'outside:TEXT' (mmspec.recipes) must be a mmspec.ways_to_draft.RecipeInfo, not 'text'"),
+        (
+            "text",
+            "plug-in 'outside:TEXT' (mmspec.recipes) must be a mmspec.drafters.recipe_info.RecipeInfo, not 'text'",
+        ),
         ("unfinished", "RecipeInfo has builders, but no knob for the number of tokens in a target call"),
         ("lost", "plug-in 'outside:missing' cannot be loaded: AttributeError"),
         ("nonsense", "recipe 'nonsense' must return a Drafter, not None, which has no propose, observe"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mmspec.generator import Generator
+from mmspec.bulk.generator import Generator
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 

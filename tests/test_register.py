@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmspec
 from mmspec import registry
+from mmspec.bulk.generator import Generator
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, MMSpecError, PluginError, UnknownNameError
-from mmspec.generator import Generator
 from mmspec.hf.adapters import adapter_of
 from mmspec.knobs import Knob
 from mmspec.loading import load as load_model

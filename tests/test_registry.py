@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import mmspec
-from mmspec import importing, loading, registry
+from mmspec import loading, registry
 from mmspec.codebook import Codebook
+from mmspec.environment import importing
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, UnknownNameError
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.testing.toys import toy_heads

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import check_integer
+from mmspec.arguments.keywords import check_options
 from mmspec.batching.call import CallEngine
 from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep, Step, Watch
-from mmspec.keywords import check_options
 from mmspec.recipes import Recipe
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer

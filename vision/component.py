@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from mmspec.documents import read_object
 from mmspec.errors import ModelError
-from mmspec.inputs import check_regular
+from mmspec.files.documents import read_object
+from mmspec.files.inputs import check_regular
 from mmspec.pipeline import Arguments
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.checkpoint import building, check_tensors, listed, read_model_tensors
-from mmspec.documents import read_object
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.files.checkpoint import building, check_tensors, listed, read_model_tensors
+from mmspec.files.documents import read_object
 
 HEAD_WIDTH, EPSILON, CHANNELS = 64, 1e-6, 3  # the published code has no others
 PARTS = ("semantic_decoder", "pixel_decoder")

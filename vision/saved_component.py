@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.checkpoint import building, check_depths, check_tensors, read_header, sizes_of
-from mmspec.documents import read_object
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_depths, check_tensors, read_header, sizes_of
+from mmspec.files.documents import read_object
 
 NAME = "diffusion_pytorch_model"
 WEIGHT_FILES = (f"{NAME}.safetensors", f"{NAME}.bin")
@@ -47,7 +47,7 @@ def check_component(kind: Any, folder: Path, saved_as: str | None = None) -> dic
         saved_as: The name of the class in the config; None is that of `kind`.
 
     Returns:
-        The tensors; see `mmspec.checkpoint.read_header`.
+        The tensors; see `mmspec.files.checkpoint.read_header`.
 
     Raises:
         ModelError: If it has not.
@@ -68,7 +68,7 @@ def check_component(kind: Any, folder: Path, saved_as: str | None = None) -> dic
 
 
 def read_headers(folder: Path) -> dict[str, Tensor]:
-    """The tensors in the file of weights, or files, of a folder; see `mmspec.checkpoint.read_header`.
+    """The tensors in the file of weights, or files, of a folder; see `mmspec.files.checkpoint.read_header`.
 
     Raises:
         ModelError: If there are none, or they cannot be read.

@@ -14,9 +14,9 @@ import torch
 import transformers
 from diffusers import AmusedScheduler, AutoencoderKL, UVit2DModel, VQModel
 
-from mmspec.checkpoint import building, describe
-from mmspec.documents import read_object
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, did_you_mean
+from mmspec.files.checkpoint import building, describe
+from mmspec.files.documents import read_object
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hf.folder import LOAD_ERRORS, check_processor, load_model
 from mmspec.vision.amused.pipeline import AmusedPipeline

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.checkpoint import building, check_tensors, count_blocks, listed, read_tensors, sizes_of
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, listed, read_tensors, sizes_of
 
 FILE = "seed_quantizer.pt"
 HEADS, EPSILON, NARROW = 12, 1e-6, (256, 128, 32)  # the published code has no others

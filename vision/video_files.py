@@ -16,10 +16,10 @@ from PIL import Image
 
 from mmspec import limits
 from mmspec.arguments import shown
-from mmspec.documents import one_line
+from mmspec.environment.importing import install_extra
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
-from mmspec.importing import install_extra
+from mmspec.files.documents import one_line
 from mmspec.media.images import MOVING_SUFFIXES, open_image, read_image, rgb_frames
 from mmspec.media.listing import list_files
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mmspec.audio.codec import Codec
+from mmspec.environment.importing import resolve
 from mmspec.errors import ModelError, did_you_mean
-from mmspec.importing import resolve
 
 # Model class -> codec, by name, so that a codec is imported only when a model of its class is used.
 CODECS = {

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import EncodecConfig, EncodecModel
 
-from mmspec.checkpoint import building, check_depths, check_tensors, sizes_of
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_depths, check_tensors, sizes_of
 
 PADDING = ("constant", "reflect", "replicate")
 # Names of audiocraft -> those of transformers, in this order.

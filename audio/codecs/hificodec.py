@@ -21,8 +21,8 @@ from torch.nn.utils.parametrize import remove_parametrizations
 from mmspec.audio.codec import CodecStream
 from mmspec.audio.codecs.convolution import receptive_field
 from mmspec.audio.codecs.overlap_graphs import overlap_stream
-from mmspec.checkpoint import building, check_tensors, read_weights
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_tensors, read_weights
 from mmspec.hf.folder import read_json
 
 WIDTH, LAYERS, SLOPE = 512, 2, 0.1  # the published code has no others

@@ -24,8 +24,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from mmspec.audio.codecs.stepped_stream import SteppedStream
 from mmspec.audio.codecs.streamed_layers import SlidingKeys, StreamState, streamed
-from mmspec.checkpoint import building, check_depths, check_tensors, read_tensors
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.files.checkpoint import building, check_depths, check_tensors, read_tensors
 from mmspec.hf.folder import BUFFERS, read_json
 
 MODEL_TYPE = "qwen3_tts_tokenizer_12hz"

@@ -19,8 +19,8 @@ from torch.nn.utils.parametrize import remove_parametrizations
 
 from mmspec.audio.codec import CodecStream, OverlapStream
 from mmspec.audio.codecs.convolution import receptive_field
-from mmspec.checkpoint import building, check_tensors, listed, read_tensors
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_tensors, listed, read_tensors
 from mmspec.hf.folder import read_json
 from mmspec.sampling.rng import CounterRNG
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.audio.codec import CodecStream
-from mmspec.checkpoint import building, check_tensors, count_blocks, read_tensors
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, read_tensors
 from mmspec.hf.cache_name import cache_input, cache_of
 
 FILE = "decoder.pth"

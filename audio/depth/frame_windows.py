@@ -119,7 +119,7 @@ class FrameTarget:
     """A model of frames as a target of the stream of their tokens; its logits include the sampling parameters.
 
     Token V is the end token, which follows the last frame of a row. It is a
-    `mmspec.decoding.target.FrameFeatureTarget` and a `mmspec.training.frame_objective.FrameTeacher`.
+    `mmspec.decoding.target.FrameFeatureTarget` and a `mmspec.training.frame_teacher.FrameTeacher`.
 
     Args:
         model: The model with its prompts given.
@@ -200,7 +200,7 @@ class FrameTarget:
         return self._model.forced_firsts(firsts, counts, at)
 
     def teach(self, frames: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """See `mmspec.training.frame_objective.FrameTeacher`."""
+        """See `mmspec.training.frame_teacher.FrameTeacher`."""
         places = (self._spec.first, self._spec.rest)
         settings = [replace(s, temperature=s.temperature or 1.0, top_k=0, top_p=1.0) for s in places]
         warm = [TokenSampler([s] * len(frames), None, self.device) for s in settings]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
-from mmspec.drafters.masked import MaskedModel
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.request import GenerateRequest
 from mmspec.recipes import Recipe
@@ -71,7 +70,7 @@ class ColumnDecodingPlan:
         vocab_size: V.
         sampling: Sampling parameters of all rows.
         guided: Whether the target has unconditional rows.
-        masked_model: Creates a masked model that drafts blocks of the columns, for the recipe `masked`; or None.
+        models: Other models that draft for it; see `DraftResources.models`.
     """
 
     target: Callable[[int, bool], Target]
@@ -79,7 +78,7 @@ class ColumnDecodingPlan:
     vocab_size: int
     sampling: SamplingParams
     guided: bool
-    masked_model: Callable[[], MaskedModel] | None = None
+    models: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def decode(
         self,
@@ -128,7 +127,7 @@ class ColumnDecodingPlan:
         resources = DraftResources(
             adaptive_windows=adaptive_windows_of(model),
             codebooks=None if tables is None else lambda: self._codebooks(tables()),
-            masked_model=self.masked_model,
+            models=self.models,
         )
         if draft is not None:
             for what, theirs, ours in (

@@ -141,7 +141,7 @@ _MASKS = tuple(mask for _, mask in reversed(LEVELS))
 
 
 class TextNGramDrafter:
-    """Continues drafts with tokens of a `TextNGramTable`; see `mmspec.drafters.jacobi.ContinuationDrafter`.
+    """Continues drafts with tokens of a `TextNGramTable`; see `mmspec.decoding.drafter.ContinuationDrafter`.
 
     It loops over rows and slots, since a dictionary look-up costs less than any array operation.
 

@@ -1,6 +1,6 @@
 """What a Whisper hears: the embedded voice, and espeak-ng, on whose speech it was trained, reading the same sentences.
 
-python examples/speech/whisper.py FOLDER_OF_A_WHISPER > examples/speech/whisper.md
+PYTHONPATH=examples/embedded python examples/speech/whisper.py FOLDER_OF_A_WHISPER > examples/speech/whisper.md
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 from typing import Any
 
 import numpy as np
+from train_spoken.data import synthesize
 
 import mmspec
-from mmspec.audio.spoken.data import synthesize
 from mmspec.metrics.audio.text_normalizers import english
 from mmspec.metrics.audio.word_error_rate import edits
 from mmspec.metrics.extractors.audio import Waveform

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mmspec.documents import read_yaml
 from mmspec.errors import ArgumentError, UnknownNameError, did_you_mean
-from mmspec.folders import replacing_inside
-from mmspec.locks import is_own_file, locked
+from mmspec.files.documents import read_yaml
+from mmspec.files.folders import replacing_inside
+from mmspec.files.locks import is_own_file, locked
 from mmspec.metrics.extractors.registry import EXTRACTORS
 from mmspec.metrics.registry import find_metric
 
@@ -72,7 +72,7 @@ class EvalConfig:
         dtype: Of the weights; "auto" is that of the files, but float32 for the models of the package and, on a CPU, for
             saved pipelines.
         strict: Refuse files that cannot be read, instead of leaving them out.
-        fingerprint: Of the model's weights, once loaded; see `mmspec.fingerprint`.
+        fingerprint: Of the model's weights, once loaded; see `mmspec.files.fingerprint`.
         suite: The benchmark whose prompts and metrics these are; None for the user's own.
     """
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmspec import limits
-from mmspec.distributed import ProcessGroup
+from mmspec.environment.distributed import ProcessGroup
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.bench.pipe import Pipe, kind_of
 from mmspec.metrics.estimate import Estimate

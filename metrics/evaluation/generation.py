@@ -15,8 +15,8 @@ from mmspec.bulk.media import AudioClip, Medium, encode_medium, media_of, notes_
 from mmspec.bulk.rows import row_stats
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import Step
-from mmspec.distributed import ProcessGroup
-from mmspec.folders import make_folder
+from mmspec.environment.distributed import ProcessGroup
+from mmspec.files.folders import make_folder
 from mmspec.metrics.bench.pipe import Pipe
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord, sample_path

@@ -12,7 +12,7 @@ from typing import Any
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
-from mmspec.folders import open_inside, replacing_inside
+from mmspec.files.folders import open_inside, replacing_inside
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.evaluate import EvaluationResult
 from mmspec.metrics.evaluation.schema import SCHEMA_VERSION, read_record

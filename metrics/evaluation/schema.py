@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from mmspec import limits
-from mmspec.documents import first_error
 from mmspec.errors import ArgumentError
+from mmspec.files.documents import first_error
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.evaluate import RecipeResult
 from mmspec.metrics.values import Count

@@ -12,9 +12,9 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from mmspec import limits
-from mmspec.documents import first_error
 from mmspec.errors import ArgumentError
-from mmspec.folders import open_inside, replacing_inside
+from mmspec.files.documents import first_error
+from mmspec.files.folders import open_inside, replacing_inside
 from mmspec.metrics.values import Count, Real
 
 FILE = "scores.json"

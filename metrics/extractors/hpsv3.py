@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mmspec.checkpoint import building, check_tensors, describe, read_tensors, sizes_of
-from mmspec.documents import one_line
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_tensors, describe, read_tensors, sizes_of
+from mmspec.files.documents import one_line
+from mmspec.files.inputs import read_text
 from mmspec.hf.folder import LOAD_ERRORS, read_config
-from mmspec.inputs import read_text
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.pretrained import load_pretrained

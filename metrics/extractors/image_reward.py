@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mmspec.checkpoint import building, check_tensors, count_blocks, read_tensors, sizes_of
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, read_tensors, sizes_of
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.pretrained import load_pretrained

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from mmspec.documents import one_line
 from mmspec.errors import MMSpecError, ModelError
+from mmspec.files.documents import one_line
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.inception_graph import state_dict

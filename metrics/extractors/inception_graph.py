@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmspec.errors import ModelError
-from mmspec.inputs import read_bytes
+from mmspec.files.inputs import read_bytes
 
 Weights = dict[str, NDArray[np.float32]]
 _FLOAT = 1

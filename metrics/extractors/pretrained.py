@@ -13,11 +13,11 @@ import transformers
 from diffusers.models.modeling_utils import ModelMixin
 from transformers import PreTrainedModel
 
-from mmspec.documents import one_line
 from mmspec.errors import ModelError
+from mmspec.files.documents import one_line
+from mmspec.files.inputs import check_files
 from mmspec.hf.folder import check_processor, read_config
 from mmspec.hub import fetch_if_there
-from mmspec.inputs import check_files
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
 

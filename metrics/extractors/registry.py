@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.importing import resolve
 
 EXTRACTORS: Mapping[str, str] = {
     "shapes": "mmspec.metrics.extractors.shapes:load",

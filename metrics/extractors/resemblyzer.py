@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmspec.importing import extra
+from mmspec.environment.importing import extra
 from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.features import Features

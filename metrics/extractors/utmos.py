@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmspec.checkpoint import building, check_tensors, count_blocks, read_tensors, sizes_of
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, read_tensors, sizes_of
 from mmspec.media.listing import list_files
 from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.extractors.extractor import fingerprint_of

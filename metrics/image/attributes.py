@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.importing import resolve
 from mmspec.metrics.extractors.registry import CAPTION_READERS
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import MeanMetric, SampleBatch

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mmspec.documents import one_line
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.inputs import read_text
+from mmspec.files.documents import one_line
+from mmspec.files.inputs import read_text
 from mmspec.metrics.extractors.questions import VisualQuestions
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import MeanMetric, SampleBatch

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmspec.folders import replacing_inside
+from mmspec.files.folders import replacing_inside
 from mmspec.metrics.report.curves import charts
 from mmspec.metrics.report.differences import differences
 from mmspec.metrics.report.drafts import drafts

@@ -21,11 +21,11 @@ from typing import Any
 
 from mmspec.bulk.journal import JournalFile
 from mmspec.bulk.media import write_durably
-from mmspec.distributed import Shard
-from mmspec.documents import read_json
+from mmspec.environment.distributed import Shard
 from mmspec.errors import ArgumentError, MMSpecError, OutputError
-from mmspec.folders import inside, is_folder, make_folder
-from mmspec.locks import FILE, locked
+from mmspec.files.documents import read_json
+from mmspec.files.folders import inside, is_folder, make_folder
+from mmspec.files.locks import FILE, locked
 
 OPTION = "-o/--output"
 SHARDS = "shards"
@@ -39,7 +39,7 @@ class RunIdentity:
 
     Attributes:
         model: A name, a folder or a Hub id.
-        fingerprint: Of the weights; see `mmspec.fingerprint`.
+        fingerprint: Of the weights; see `mmspec.files.fingerprint`.
         format: "files", "webdataset" or "parquet".
     """
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from mmspec.documents import first_error
 from mmspec.errors import ArgumentError, OutputError
-from mmspec.folders import append_inside, is_file, open_inside
-from mmspec.inputs import bounded_lines
+from mmspec.files.documents import first_error
+from mmspec.files.folders import append_inside, is_file, open_inside
+from mmspec.files.inputs import bounded_lines
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

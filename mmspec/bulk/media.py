@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmspec.errors import ArgumentError
-from mmspec.folders import open_inside, replacing_inside
+from mmspec.files.folders import open_inside, replacing_inside
 from mmspec.media.audio import to_audio
 from mmspec.media.images import to_rgb
 from mmspec.vision.png import encode_png

@@ -17,7 +17,7 @@ from typing import Protocol
 from mmspec.bulk.folder import STAGED, SampleEntry, ShardFolder
 from mmspec.bulk.journal import JournalFile
 from mmspec.bulk.media import is_whole, write_durably
-from mmspec.folders import files_inside, inside, is_file, make_folder, remove_folder
+from mmspec.files.folders import files_inside, inside, is_file, make_folder, remove_folder
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.bulk.folder import SampleEntry
+from mmspec.environment.importing import install_extra
 from mmspec.errors import ArgumentError
-from mmspec.folders import end_of, replacing_inside
-from mmspec.importing import install_extra
+from mmspec.files.folders import end_of, replacing_inside
 
 ROWS = 100  # of a row group, which is as much as memory holds at a time
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from mmspec import limits
-from mmspec.documents import first_error, parse_json
 from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.files import STDOUT
-from mmspec.inputs import bounded_lines
+from mmspec.files.documents import first_error, parse_json
+from mmspec.files.inputs import bounded_lines
 from mmspec.media.text import open_text, prompt_lines
 from mmspec.recipes import parse
 from mmspec.sampling.seeds import pipeline_seed

@@ -11,7 +11,7 @@ from mmspec.bulk.packed import PackedStore
 from mmspec.bulk.parquet import ParquetArchive
 from mmspec.bulk.webdataset import TarArchive
 from mmspec.errors import unknown_name
-from mmspec.folders import inside, make_folder
+from mmspec.files.folders import inside, make_folder
 
 FORMATS = ("files", "webdataset", "parquet")
 DEFAULT_PACK = 1000  # samples of an archive

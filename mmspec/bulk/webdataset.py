@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.bulk.folder import SampleEntry
-from mmspec.folders import end_of, replacing_inside
+from mmspec.files.folders import end_of, replacing_inside
 
 
 def description(entry: SampleEntry, weights: str) -> dict[str, Any]:

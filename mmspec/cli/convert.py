@@ -9,9 +9,9 @@ import typer
 
 from mmspec.cli.output_paths import OPTION, read_output
 from mmspec.cli.pipelines import disable_loading_bars
-from mmspec.documents import read_object
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import check_writable, replacing_folder
+from mmspec.files.documents import read_object
 
 
 def convert(

@@ -170,8 +170,8 @@ def evaluate(
         return
 
     from mmspec.arguments import check_device
-    from mmspec.distributed import local_device, process_group
-    from mmspec.fingerprint import fingerprint
+    from mmspec.environment.distributed import local_device, process_group
+    from mmspec.files.fingerprint import fingerprint
     from mmspec.metrics.environment import environment
     from mmspec.metrics.evaluation.evaluate import check, measure_samples, prepare
     from mmspec.metrics.evaluation.results import record_of, table, write_results

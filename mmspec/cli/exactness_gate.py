@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
-from mmspec.rules import RULES
+from mmspec.registry import RULES
 
 if TYPE_CHECKING:
     from mmspec.testing.exactness import ExactnessResult, Verdict

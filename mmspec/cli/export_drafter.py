@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from mmspec.cli.output_paths import OPTION, read_output
-from mmspec.documents import read_object
 from mmspec.errors import ArgumentError
 from mmspec.files import check_writable, replacing_folder
+from mmspec.files.documents import read_object
 
 
 def export_drafter(
@@ -46,13 +46,12 @@ def export_drafter(
     if not isinstance(layers, int):
         raise ArgumentError(f"--verifier: '{verifier}' does not state num_hidden_layers")
 
-    from mmspec.heads.block import BlockHead
     from mmspec.heads.checkpoint import load_head
     from mmspec.heads.eagle3 import Eagle3Head
-    from mmspec.heads.speculators import write_speculators
+    from mmspec.heads.speculators import SpeculatorsHead, write_speculators
 
     head = load_head(drafter)
-    if not isinstance(head, Eagle3Head | BlockHead):
+    if not isinstance(head, Eagle3Head | SpeculatorsHead):
         raise ArgumentError(
             f"DRAFTER: '{drafter}' is a {type(head).__name__}, which is not part of the format; train one with `mmspec "
             "train-drafter --kind eagle3` or `--kind block`"

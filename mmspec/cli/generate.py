@@ -96,7 +96,7 @@ def generate(
     from mmspec.bulk.folder import RunIdentity, check_output, open_shard
     from mmspec.bulk.requests import SampleSettings, read_requests
     from mmspec.bulk.stores import check_format, open_store
-    from mmspec.distributed import Shard, launched_shard, local_device, read_shard
+    from mmspec.environment.distributed import Shard, launched_shard, local_device, read_shard
 
     if tokenizer is not None and codec is not None:
         raise ArgumentError("--tokenizer and --codec name the same file; leave one of them out")
@@ -112,7 +112,7 @@ def generate(
 
     from mmspec.bulk.run import generate_missing
     from mmspec.cli.pipelines import load_generator
-    from mmspec.fingerprint import fingerprint
+    from mmspec.files.fingerprint import fingerprint
 
     pipe = load_generator(model, local_device(device), drafter, tokenizer or codec, options, dtype)
     identity = RunIdentity(model, fingerprint(pipe), format)

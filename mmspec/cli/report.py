@@ -72,7 +72,7 @@ def report(
         serve_report(folders[0], port, lambda address: print(address, flush=True))
         return
     from mmspec.files import check_writable
-    from mmspec.locks import locked
+    from mmspec.files.locks import locked
     from mmspec.metrics.evaluation.results import read_results, write_csv
     from mmspec.metrics.report.page import page, write_report
 
@@ -126,6 +126,6 @@ def _image(runs: list[ReportRun], output: Path | None, form: Format, metric: str
 def _writing(output: Path | None, path: Path) -> AbstractContextManager[Path]:
     """Replaces the file that the user named, or one whose name is computed, which is not followed if it is a link."""
     from mmspec.files import replacing
-    from mmspec.folders import replacing_inside
+    from mmspec.files.folders import replacing_inside
 
     return replacing_inside(path.parent, path.name) if output is None else replacing(output)

@@ -15,8 +15,8 @@ from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, To
 from mmspec.cli.options import Device, Drafter, read_recipe
 from mmspec.cli.output_paths import check_folder, read_output
 from mmspec.cli.pipelines import load_generator, load_pipeline
+from mmspec.environment.importing import install_extra
 from mmspec.errors import ArgumentError
-from mmspec.importing import install_extra
 
 if TYPE_CHECKING:
     from mmspec.serving.models import ServedModel

@@ -16,32 +16,17 @@ from mmspec.cli.model_options import Codec, Config, DType, Style, read_config
 from mmspec.cli.options import Device, Drafter, Json, Model
 from mmspec.cli.output_paths import OPTION, check_folder, read_output
 from mmspec.cli.pipelines import load_audio_pipeline, load_pipeline, without_bars
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.inputs import open_regular
+from mmspec.files.inputs import open_regular
+from mmspec.methods.trained import TRAINED
 
 if TYPE_CHECKING:
-    from mmspec.training.trainer import CurvePoint
+    from mmspec.training.curve import CurvePoint
 
-KINDS = (
-    "eagle",
-    "eagle3",
-    "medusa",
-    "hydra",
-    "block",
-    "grid",
-    "kangaroo",
-    "prompt",
-    "one-step",
-    "outer",
-    "frame",
-    "small",
-    "retrieval",
-    "swift",
-)
+KINDS = ("eagle", "eagle3", "small", *TRAINED)
 LOSSES = ("kl", "tvd", "tvd++", "lk", "smooth-l1+ce")
 ROTARY = ("auto", "1d")
-# Tokens ahead by default, of a frame head frames; 4 for other kinds.
-DEPTHS = {"block": 15, "grid": 15, "one-step": 15, "outer": 31, "retrieval": 15, "frame": 2}
 
 
 def train_drafter(
@@ -192,10 +177,11 @@ def train_drafter(
 
     import torch
 
-    from mmspec.distributed import local_device, process_group
-    from mmspec.folders import make_folder
-    from mmspec.locks import locked
+    from mmspec.environment.distributed import local_device, process_group
+    from mmspec.files.folders import make_folder
+    from mmspec.files.locks import locked
     from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
+    from mmspec.training.kinds import check_loss
     from mmspec.training.sequences import sequences_folder, take_sequences
     from mmspec.training.settings import TrainingSettings
     from mmspec.training.trainer import Trainer, split_prompts
@@ -210,7 +196,7 @@ def train_drafter(
         steps,
         batch,
         lr,
-        depth or DEPTHS.get(kind, 4),
+        depth or (TRAINED[kind].depth if kind in TRAINED else 4),
         hidden,
         seed,
         keep_features,
@@ -225,6 +211,7 @@ def train_drafter(
         None if reference is None else 0.4 if select is None else select,
         speech_options(codec, options, voice_file, voice_text),
     )
+    check_loss(settings)
     with process_group() as processes:
         if batch < processes.count:
             raise ArgumentError(f"--batch: {batch} is less than the number of processes, {processes.count}")
@@ -237,7 +224,7 @@ def train_drafter(
         check_trainable(pipe)
         if sequences_of is not None and processes.rank == 0:
             take_sequences(sequences_of, sequences_folder(output), settings, pipe)
-        if kind in ("retrieval", "swift"):
+        if kind in TRAINED and TRAINED[kind].write:
             record = build(pipe, settings, output, as_json)
             print(json.dumps({"output": str(output), **record}) if as_json else output)
             return
@@ -287,13 +274,10 @@ def speech_options(
 
 def build(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]:
     """Builds a drafter that needs no training, in one process; returns its record."""
-    from mmspec.folders import make_folder
-    from mmspec.locks import locked
-    from mmspec.training.datastore import write_datastore
-    from mmspec.training.skipped_layers import write_skipped_layers
+    from mmspec.files.folders import make_folder
+    from mmspec.files.locks import locked
 
-    write = write_datastore if settings.kind == "retrieval" else write_skipped_layers
-
+    write = resolve(TRAINED[settings.kind].where)
     output.mkdir(parents=True, exist_ok=True)
     work = make_folder(output, "work")
     with locked(work, OPTION), bars(quiet=quiet, sequences=settings.sequences, steps=0, step=0) as show:

@@ -17,7 +17,7 @@ from mmspec.cli.train_drafter import check_trainable
 from mmspec.errors import ArgumentError, unknown_name
 
 if TYPE_CHECKING:
-    from mmspec.training.judge import Distance
+    from mmspec.methods.judge.training import Distance
 
 METRICS = ("shapes", "scenes", "dinov2", "clip", "inception")
 
@@ -68,10 +68,10 @@ def train_judge(
     from tqdm import tqdm
 
     from mmspec.files import replacing_folder
-    from mmspec.folders import replacing_inside
-    from mmspec.locks import locked
+    from mmspec.files.folders import replacing_inside
+    from mmspec.files.locks import locked
+    from mmspec.methods.judge import training
     from mmspec.metrics.prompts import read_prompts
-    from mmspec.training import judge as training
     from mmspec.training.trainer import split_prompts
 
     weights = {"shapes": shapes, "inception": inception, "clip": clip, "dinov2": dinov2}

@@ -11,15 +11,10 @@ from mmspec.errors import ArgumentError
 def build(context: DraftingContext) -> ModelDrafter:
     """The builder of the recipes `draft` and `layer-skip` for continuous tokens."""
     layers = int(context.recipe.knobs["layers"])
-    return _build(context, "layer-skip" if layers else "draft", layers)
+    return build_with(context, "layer-skip" if layers else "draft", layers)
 
 
-def build_few_steps(context: DraftingContext) -> ModelDrafter:
-    """The builder of the recipe `few-steps`."""
-    return _build(context, "few-steps", int(context.recipe.knobs["steps"]))
-
-
-def _build(context: DraftingContext, kind: str, amount: int) -> ModelDrafter:
+def build_with(context: DraftingContext, kind: str, amount: int) -> ModelDrafter:
     """The drafter with a model of the given kind.
 
     Args:

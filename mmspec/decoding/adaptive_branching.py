@@ -18,9 +18,9 @@ from typing import Protocol
 import numpy as np
 
 from mmspec.decoding.batch import BatchState
+from mmspec.environment.setup_work import setups
 from mmspec.knobs import nodes
 from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
-from mmspec.setup_work import setups
 
 Branches = tuple[int, ...]
 

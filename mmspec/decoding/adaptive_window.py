@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 
 from mmspec.decoding.adaptive_branching import AdaptiveBranching
 from mmspec.decoding.window_policy import Committed
+from mmspec.environment.setup_work import setups
 from mmspec.knobs import LARGEST
-from mmspec.setup_work import setups
 
 _MIN_CALLS = 3  # measured calls before two widths are compared; fewer are forgotten at the end of a run
 _MIN_STEPS = 2  # the same for sequences of single steps

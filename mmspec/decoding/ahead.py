@@ -12,7 +12,7 @@ opened again from the numbers of the host. Tokens are the same in either way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,6 @@ from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
-
-if TYPE_CHECKING:
-    from mmspec.decoding.captured import CapturedWindows
 
 
 class ReadsAhead(Protocol):
@@ -133,6 +130,14 @@ class SamplesAhead(Protocol):
         ...
 
 
+class FollowsWindows(Protocol):
+    """What launches all that lies between two calls of a model at once; see `mmspec.decoding.captured`."""
+
+    def take(self, ahead: Ahead, state: BatchState, meter: Meter) -> tuple[PendingVerdict, OpenedWindow | None]:
+        """The verdict of the open window, which is on its way; and the next window, or None if its call must wait."""
+        ...
+
+
 @dataclass(frozen=True)
 class OpenedWindow:
     """A window whose model call has been launched.
@@ -151,7 +156,7 @@ class OpenedWindow:
     draws: WindowRNG
     draft: Draft
     logits: Logits
-    captured: CapturedWindows | None = None
+    captured: FollowsWindows | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch, decode_window
 from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter
@@ -14,10 +15,11 @@ from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target, TreeTarget
 from mmspec.decoding.tree_loop import decode_tree
 from mmspec.decoding.window_policy import FixedWindow, WindowPolicy
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, PluginError
-from mmspec.importing import resolve
 from mmspec.knobs import LARGEST
 from mmspec.recipes import Recipe
+from mmspec.registry import heads, refreshes, starts
 from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
@@ -60,7 +62,7 @@ def running_batch(
     drafter = None
     if recipe.info.drafts:
         rows = len(state.ids)
-        drafter = build_drafter(DraftingContext(recipe, state.layout, target, samplings, resources, sampler, rows))
+        drafter = build_drafter(recipe, state.layout, target, samplings, resources, sampler, rows)
     step = decode_tree if recipe.info.tree else decode_window
     return RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, step)
 
@@ -78,14 +80,23 @@ def check_target(target: Target) -> None:
         )
 
 
-def build_drafter(context: DraftingContext) -> Any:
+def build_drafter(
+    recipe: Recipe,
+    layout: Layout,
+    target: Target,
+    samplings: Sequence[SamplingParams],
+    resources: DraftResources,
+    sampler: Sampler,
+    batch_size: int,
+) -> Any:
     """Builds the drafter of a recipe with the recipe's builder for the layout's kind of token.
+
+    The arguments are those of a `DraftingContext`, which the builder gets.
 
     Raises:
         ArgumentError: If the recipe does not support this kind of token, or the target does not read trees.
         PluginError: If the builder cannot be loaded, or does not return a drafter.
     """
-    recipe, layout, target = context.recipe, context.layout, context.target
     builder = recipe.info.builders.get(layout.kind)
     if builder is None:
         kind = {"tokens": "tokens", "columns": "columns of codes", "latents": "vectors"}[layout.kind]
@@ -95,6 +106,8 @@ def build_drafter(context: DraftingContext) -> Any:
         )
     if recipe.info.tree and not isinstance(target, TreeTarget):
         raise ArgumentError(f"recipes with a tree are not possible here: {type(target).__name__} reads windows only")
+    known = heads().usable(), starts().usable(), refreshes().usable()
+    context = DraftingContext(recipe, layout, target, samplings, resources, sampler, batch_size, *known)
     drafter = resolve(builder)(context)
     builder = getattr(builder, "__qualname__", builder)
     members = ("propose", "observe", "calls", *(["verify"] if recipe.info.tree else []))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mmspec.decoding.attention_backends import with_plans
 from mmspec.decoding.graph_capture import RefusesSynchronization, capturing, streams
 from mmspec.decoding.target import EarlyExit
-from mmspec.setup_work import record_setup
+from mmspec.environment.setup_work import record_setup
 
 MAX_WIDTH = 128  # tokens per row; wider calls keep the device busy anyway, and a graph would hold on to their memory
 _GRAPH_BYTES = 2**21  # that a driver needs for the kernels of a graph, about 1 KiB each

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmspec.setup_work import record_setup
+from mmspec.environment.setup_work import record_setup
 
 _SYNCHRONIZES = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "item"}
 _INDEXES = {"index", "index_put", "index_put_", "_index_put_impl_"}

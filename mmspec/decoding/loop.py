@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict, following_width, open_following, parts_ahead
+from mmspec.decoding.ahead import (
+    Ahead,
+    FollowsWindows,
+    OpenedWindow,
+    PendingVerdict,
+    following_width,
+    open_following,
+    parts_ahead,
+)
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.captured import CapturedWindows, capture_windows
+from mmspec.decoding.captured import capture_windows
+from mmspec.decoding.drafter import Drafter, UploadsWithWindow
 from mmspec.decoding.rows import can_join, join_rows
 from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
 from mmspec.decoding.stats import Meter, Stats
@@ -29,56 +38,6 @@ from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
-
-
-class Observer(Protocol):
-    """What chain and tree drafters share. Values per row are named in `ROWS`; see `mmspec.decoding.rows`."""
-
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Called after verification, before the batch advances: `state` still ends where the window began."""
-        ...
-
-
-class Drafter(Observer, Protocol):
-    """Proposes a chain of draft tokens, independently of the target and the acceptance rule."""
-
-    @property
-    def calls(self) -> int:
-        """Calls of the drafter's own model."""
-        ...
-
-    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
-        """Drafts the next tokens of each row.
-
-        Args:
-            state: The batch.
-            count: Draft tokens per row, at least 1.
-            draws: The random numbers of the window, `count + 1` positions. A drafter uses the streams DRAFT and INIT.
-
-        Returns:
-            Tokens [B, count, *cell], each with the distribution q that it was sampled from.
-        """
-        ...
-
-
-@runtime_checkable
-class UploadsWithWindow(Drafter, Protocol):
-    """A drafter that needs numbers of the host on the device, which are copied with those of the window."""
-
-    def host_arrays(self, state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """The numbers that the next `propose` needs; not called on a CPU.
-
-        Args:
-            state: The batch.
-            count: Draft tokens per row.
-            iteration: Host int64 [B, 1], of the random numbers.
-        """
-        ...
-
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
-        """Sets them, with their copies; see `mmspec.sampling.mirrored`."""
-        ...
-
 
 # One window: draft, call the target, verify, commit.
 WindowStep = Callable[[Target, Any, Accept, Sampler, BatchState, int, Meter], None]
@@ -271,7 +230,7 @@ class RunningBatch:
         like = self._opened is not None and self.state.ids is ids and width == following == before and waited < _IDLE
         self._alike, self._like = self._alike + 1 if like else 0, (self.state.ids, following)
 
-    def _captured(self, ahead: Ahead, opened: OpenedWindow) -> CapturedWindows | None:
+    def _captured(self, ahead: Ahead, opened: OpenedWindow) -> FollowsWindows | None:
         """The graphs of what follows a window, captured now if windows like it have been; None to launch it."""
         ids, width = self._like
         if opened.captured is not None or self._alike < _ALIKE or self.state.ids is not ids or opened.width != width:

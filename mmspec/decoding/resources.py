@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mmspec.decoding.adaptive_window import AdaptiveWindows
+from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.target import Target
+from mmspec.knobs import Value
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from mmspec.codebook import Codebook
     from mmspec.continuous.sampler import LatentModel
-    from mmspec.drafters.jacobi import ContinuationDrafter
-    from mmspec.drafters.masked import MaskedModel
     from mmspec.drafters.ngram import Table
-    from mmspec.drafters.one_step import WholeImages
+    from mmspec.drafters.recipe_info import Choice
     from mmspec.heads.head import Head
-    from mmspec.recipes import Recipe
+    from mmspec.heads.info import HeadInfo
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,8 @@ class DraftResources:
         largest_window: The widest window that `window=auto` may choose; None for the recipe's default.
         latent_models: For tokens that are vectors: creates a draft model, by the name of the recipe (`draft`,
             `layer-skip`, `few-steps`). The argument is the number of layers or steps, 0 for the unchanged model.
-        masked_model: Creates a masked model of the same tokens with the same prompts.
-        whole_images: A one-step generator with the same prompts: from the seeds of rows, host int64 [B], all tokens of
-            their images, int64 [B, N]; it replaces the head of the recipe `one-step`. See
-            `mmspec.drafters.one_step.WholeImageRunner`.
+        models: Other models of the same tokens with the same prompts, by the name of the recipe that drafts with them;
+            the drafter of the recipe says what each is.
     """
 
     table: Table | None = None
@@ -60,15 +58,49 @@ class DraftResources:
     codebooks: Callable[[], Sequence[Codebook]] | None = None
     largest_window: int | None = None
     latent_models: Mapping[str, Callable[[int], LatentModel]] = field(default_factory=dict)
-    masked_model: Callable[[], MaskedModel] | None = None
-    whole_images: WholeImages | None = None
+    models: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+
+class WayToDraft(Protocol):
+    """What a recipe says of its way of drafting; see `mmspec.ways_to_draft.RecipeInfo`."""
+
+    @property
+    def runner(self) -> str: ...
+
+    @property
+    def tree(self) -> bool: ...
+
+
+class ChosenRecipe(Protocol):
+    """A recipe with its knobs set, as builders read it; see `mmspec.recipes.Recipe`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def knobs(self) -> Mapping[str, Value]: ...
+
+    @property
+    def info(self) -> WayToDraft: ...
+
+    @property
+    def window(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def auto(self) -> bool: ...
+
+    @property
+    def auto_branch(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class DraftingContext:
     """The argument of a recipe's builder.
 
-    A builder is a function that takes a context and returns a `mmspec.decoding.loop.Drafter`, or, for a recipe that
+    A builder is a function that takes a context and returns a `mmspec.decoding.drafter.Drafter`, or, for a recipe that
     drafts trees, a `mmspec.decoding.tree_loop.TreeDrafter`. It raises `ArgumentError` if the model lacks a resource
     that the drafter needs.
 
@@ -80,12 +112,18 @@ class DraftingContext:
         resources: The resources of the model.
         sampler: The target's sampler; drafts of tokens that are vectors share its noise.
         batch_size: Number of rows, B.
+        networks: The kinds of heads by name, whose runners draft; see `mmspec.registry.heads`.
+        starts: The values of `start` that the core does not have, by name; see `mmspec.registry.starts`.
+        refreshes: Those of `refresh`; see `mmspec.registry.refreshes`.
     """
 
-    recipe: Recipe
+    recipe: ChosenRecipe
     layout: Layout
     target: Target
     samplings: Sequence[SamplingParams]
     resources: DraftResources
     sampler: Sampler
     batch_size: int
+    networks: Mapping[str, HeadInfo] = field(default_factory=dict)
+    starts: Mapping[str, Choice] = field(default_factory=dict)
+    refreshes: Mapping[str, Choice] = field(default_factory=dict)

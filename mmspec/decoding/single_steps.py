@@ -5,13 +5,12 @@ Rows that have finished are dropped here as well, after a window or a step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
 from mmspec.decoding.ahead import parts_ahead
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.drafter import Observer
 from mmspec.decoding.rows import select_rows
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import OnStep
@@ -19,9 +18,6 @@ from mmspec.decoding.target import Target
 from mmspec.sampling.mirrored import upload
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.sampler import Sampler
-
-if TYPE_CHECKING:
-    from mmspec.decoding.loop import Observer
 
 NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a step without drafts
 # Rows that have finished stay in the batch until one in so many has: dropping rows copies the KV cache of the others.

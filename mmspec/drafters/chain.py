@@ -22,7 +22,7 @@ from mmspec.sampling.tree import Tree
 
 
 class ChainDrafter(RunnerDrafter):
-    """Samples a chain of drafts. Also a `mmspec.drafters.jacobi.ContinuationDrafter`, which continues reused drafts.
+    """Samples a chain of drafts. Also a `mmspec.decoding.drafter.ContinuationDrafter`, which continues reused drafts.
 
     Args:
         runner: Provides the draft distributions. Drafts that are reused in every row are read in one call.
@@ -39,7 +39,7 @@ class ChainDrafter(RunnerDrafter):
         return Draft(window[:, 1:], q, window)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
+        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         tokens, q = self._sample(state, draft, reused, draft.tokens.shape[1], draws)
         return Draft(torch.cat(tokens, dim=1), q)
 

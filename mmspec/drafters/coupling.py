@@ -44,7 +44,6 @@ def gumbel(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
 
 
 COUPLINGS: dict[str, Coupling] = {"fresh": fresh, "maximal": maximal, "gumbel": gumbel}
-LEARNING = ("recycle", "stand")  # values of `start` that learn from all slots of a window
 
 
 def refuse_leaks(context: DraftingContext) -> None:
@@ -54,8 +53,9 @@ def refuse_leaks(context: DraftingContext) -> None:
         ArgumentError: If the recipe has both.
     """
     recipe = context.recipe
-    start = recipe.knobs["start"]
-    if recipe.auto and recipe.knobs.get("coupling") == "gumbel" and start in LEARNING:
+    start = str(recipe.knobs["start"])
+    learns = start in context.starts and context.starts[start].learns
+    if recipe.auto and recipe.knobs.get("coupling") == "gumbel" and learns:
         raise ArgumentError(
             f"recipe '{recipe}' is not possible: with window=auto and coupling=gumbel, start={start} is not exact; "
             "take coupling=maximal, a fixed window, or another start"

@@ -15,8 +15,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.drafters.first_tokens import FirstTokens
 from mmspec.drafters.kernel_drafts import KernelDrafts, kernel_drafts
-from mmspec.drafters.recycle import Recycle
-from mmspec.drafters.token_init import RandomToken, TokenInit, host_version, repeat_left, repeat_up
+from mmspec.drafters.token_init import LearnedTable, RandomToken, TokenInit, host_version, repeat_left, repeat_up
 from mmspec.errors import ArgumentError
 from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rejection import Draft, Verdict
@@ -24,43 +23,44 @@ from mmspec.sampling.rng import INIT, WindowRNG
 
 
 class InitDrafter:
-    """A `mmspec.drafters.jacobi.ContinuationDrafter` that fills slots by token initialization.
+    """A `mmspec.decoding.drafter.ContinuationDrafter` that fills slots by token initialization.
 
     The drafts are not sampled from a distribution, so that their q is one-hot; any initialization is exact.
 
     Args:
-        init: The initialization; a `Recycle` is updated after every target call.
+        init: The initialization; a `LearnedTable` is updated after every target call.
         frames: A target of frames whose first tokens force those of later frames; None for other targets.
     """
 
-    ROWS = ("_recycle",)
+    ROWS = ("_learned",)
 
     calls = 0
 
-    def __init__(self, init: TokenInit | Recycle, frames: FrameFeatureTarget | None = None) -> None:
+    def __init__(self, init: TokenInit, frames: FrameFeatureTarget | None = None) -> None:
         self._init = init
         self._frames = frames
         self._host_init = host_version(init)
-        self._recycle = init if isinstance(init, Recycle) else None
+        learned: object = init
+        self._learned = learned if isinstance(learned, LearnedTable) else None
         # Drafts whole windows where the Triton kernels run, which know no frames.
         self.kernel: KernelDrafts | None = kernel_drafts(init) if frames is None else None
 
     @property
     def learns(self) -> bool:
         """Whether it changes with every window."""
-        return self._recycle is not None
+        return self._learned is not None
 
     def observe_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         """The part of `observe` that does not need the counts, which are not on the host yet."""
-        if self._recycle is not None:
-            self._recycle.update(verdict, state, draws)
+        if self._learned is not None:
+            self._learned.update(verdict, state, draws)
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        if self._recycle is not None:
-            self._recycle.update(verdict, state, draws)
+        if self._learned is not None:
+            self._learned.update(verdict, state, draws)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
+        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         count, first, width = draft.tokens.shape[1], int(reused.min()), state.layout.width
         aligned = bool((reused == first).all())  # all rows reuse the same number of drafts
         is_new = np.arange(first, count) >= reused[:, None]
@@ -123,16 +123,14 @@ def forcing_frames(target: Target) -> FrameFeatureTarget | None:
     return target if isinstance(target, FrameFeatureTarget) and target.forces_firsts else None
 
 
-def token_init(context: DraftingContext, name: str) -> TokenInit | Recycle:
-    """A token initialization by name: "left", "up", "random", "table" or "recycle".
+def token_init(context: DraftingContext, name: str) -> TokenInit:
+    """A token initialization by name: "left", "up", "random" or "table".
 
     Raises:
         ArgumentError: If the model has no n-gram table.
     """
     layout, target, table = context.layout, context.target, context.resources.table
     above = repeat_up if layout.width else repeat_left
-    if name == "recycle":
-        return Recycle(context.batch_size, target.vocab_size, above, target.device)
     if name == "table":
         if table is None:
             raise ArgumentError(f"recipe '{context.recipe}' needs an n-gram table, and this model has none")

@@ -10,44 +10,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
 from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
-from mmspec.knobs import RUNNERS
+from mmspec.environment.importing import resolve
 from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
-
-
-class ContinuationDrafter(Protocol):
-    """A drafter that continues given drafts; `calls`, `observe` as in `mmspec.decoding.loop.Drafter`.
-
-    A draft may depend on the drafts before it; its q is the distribution that it was sampled from given those. A slot
-    is tested only if all slots before it were accepted, so that this q gives the exact test.
-    """
-
-    @property
-    def calls(self) -> int:
-        """Calls of the drafter's own model."""
-        ...
-
-    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """Replaces the drafts after the reused ones.
-
-        Args:
-            state: The batch.
-            draft: The drafts of the whole window, [B, count, *cell].
-            reused: Host int64 [B], the number of drafts of each row to keep, from the first one.
-            draws: The random numbers of the window.
-        """
-        ...
-
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Called after verification, before the batch advances: `state` still ends where the window began."""
-        ...
 
 
 class RefreshesDrafts(Protocol):
@@ -70,7 +43,7 @@ class RefreshesDrafts(Protocol):
 
 
 class CouplesToLayers(Protocol):
-    """Couples the rejected part of a window to a few layers of the target; see `mmspec.drafters.outer_layers`."""
+    """Couples the rejected part of a window to a few layers of the target; such as `refresh=outer`."""
 
     calls: int
 
@@ -255,7 +228,7 @@ def build(context: DraftingContext) -> Jacobi:
     refuse_leaks(context)
     knobs, resources = context.recipe.knobs, context.resources
     coupling, start = COUPLINGS[str(knobs.get("coupling", "fresh"))], str(knobs["start"])
-    if start in RUNNERS:
+    if start == "model" or (start in context.networks and context.networks[start].continues):
         from mmspec.drafters.chain import ChainDrafter
         from mmspec.drafters.runners import build_runner
 
@@ -265,16 +238,14 @@ def build(context: DraftingContext) -> Jacobi:
         has_table = (resources.table or resources.continuation) is not None
         start = "table" if has_table else "up" if context.layout.width else "left"
     refresh = outer_layers = None
-    if (network := str(knobs["refresh"])) == "outer":
-        from mmspec.drafters.outer_layers import build as build_outer_layers
-
-        outer_layers = build_outer_layers(context)
-    elif network != "none":
+    if (name := str(knobs["refresh"])) in context.refreshes:
+        outer_layers = resolve(context.refreshes[name].builders["tokens"])(context)
+    elif name != "none":
         from mmspec.drafters.refresh import Refresh
         from mmspec.drafters.runners import build_runner
 
         weight = None if knobs["weight"] == "auto" else float(knobs["weight"])
-        runner = build_runner(context, network)
+        runner = build_runner(context, name)
         refresh = Refresh(runner, int(knobs["refreshed"]), weight, context.target.device)
     return Jacobi(_continuation(context, start), coupling, context.target.vocab_size, refresh, outer_layers)
 
@@ -284,33 +255,11 @@ def build_ngram(context: DraftingContext) -> Jacobi:
     return Jacobi(_continuation(context, "table"), None, context.target.vocab_size)
 
 
-def build_recycle(context: DraftingContext) -> Jacobi:
-    """Builds the drafter of the recipe `recycle`."""
-    return Jacobi(_continuation(context, "recycle"), None, context.target.vocab_size)
-
-
-def build_stand(context: DraftingContext) -> Jacobi:
-    """Builds the drafter of the recipe `stand`."""
-    return Jacobi(_continuation(context, "stand"), None, context.target.vocab_size)
-
-
-def build_one_step(context: DraftingContext) -> Jacobi:
-    """Builds the drafter of the recipe `one-step`."""
-    return Jacobi(_continuation(context, "one-step"), None, context.target.vocab_size)
-
-
 def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     """The continuation drafter without a model for a token initialization, by name."""
     if name == "table" and context.resources.continuation is not None:
         return context.resources.continuation()
-    if name == "one-step":
-        from mmspec.drafters.one_step import one_step
-
-        return one_step(context)
-    if name == "stand":
-        from mmspec.drafters.stand import StandDrafter
-        from mmspec.drafters.token_init import repeat_left, repeat_up
-
-        above = repeat_up if context.layout.width else repeat_left
-        return StandDrafter(context.batch_size, context.target.vocab_size, above, context.target.device)
+    if name in context.starts:
+        found: ContinuationDrafter = resolve(context.starts[name].builders["tokens"])(context)
+        return found
     return InitDrafter(token_init(context, name), forcing_frames(context.target))

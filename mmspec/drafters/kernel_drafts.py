@@ -12,8 +12,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.ngram import NGramTable
-from mmspec.drafters.recycle import Recycle
-from mmspec.drafters.token_init import RandomToken, repeat_left, repeat_up
+from mmspec.drafters.token_init import LearnedTable, RandomToken, repeat_left, repeat_up
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.probs import Probs
@@ -75,14 +74,14 @@ class KernelDrafts:
     """A token initialization that `mmspec.kernels.token_init` knows.
 
     Attributes:
-        kind: "left", "up", "random", "table" or "recycle".
+        kind: "left", "up", "random", "table" or "learned".
         table: Of "table", integer [V + 1, V].
-        recycle: Of "recycle".
+        learned: Of "learned".
     """
 
     kind: str
     table: Tensor | None = None
-    recycle: Recycle | None = None
+    learned: LearnedTable | None = None
 
     def __post_init__(self) -> None:
         self._forced = ForcedOnDevice()
@@ -114,13 +113,13 @@ class KernelDrafts:
             previous = token_init.Previous(tokens, stats.floats, stats.ints, counts)
         else:
             stats = lazy(p).stats
-        kind = ("left", "up", "random", "table", "recycle").index(self.kind)  # in the order of the kernel's numbers
+        kind = ("left", "up", "random", "table", "learned").index(self.kind)  # in the order of the kernel's numbers
         positions = on_device(draws.positions, state.device)
         # The others need no random numbers, which are then computed while the model runs.
         u = draws[INIT] if self.kind == "random" else None
         found = token_init.draft_window(
             *state.storage(), positions, u, kind, state.layout.width or 0, p.shape[-1],
-            self.table if self.recycle is None else self.recycle.table, self._forced(state), previous,
+            self.table if self.learned is None else self.learned.table, self._forced(state), previous,
         )  # fmt: skip
         drafted = LazyProbs.known(replace(stats, floats=found.floats, ints=found.ints))
         return Draft(found.window[:, 1:], drafted, found.window)
@@ -130,8 +129,8 @@ def kernel_drafts(init: object) -> KernelDrafts | None:
     """The same initialization in the kernel; None if the kernel does not know it."""
     if isinstance(init, NGramTable):
         return KernelDrafts("table", init.best.contiguous())
-    if isinstance(init, Recycle):
-        return KernelDrafts("recycle", recycle=init)
+    if isinstance(init, LearnedTable):
+        return KernelDrafts("learned", learned=init)
     kind = "left" if init is repeat_left else "up" if init is repeat_up else None
     if isinstance(init, RandomToken):
         kind = "random"

@@ -18,7 +18,7 @@ from mmspec.sampling.rng import WindowRNG
 
 
 class NeighborDrafter:
-    """A `mmspec.drafters.jacobi.ContinuationDrafter` that repeats neighbors.
+    """A `mmspec.decoding.drafter.ContinuationDrafter` that repeats neighbors.
 
     Args:
         given: Tokens before the sequence, int64 [B, G]: the frames that a video continues. G may be 0.
@@ -39,7 +39,7 @@ class NeighborDrafter:
         """Does nothing: neighbors are read from the committed tokens."""
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
+        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         count, first = draft.tokens.shape[1], int(reused.min())
         is_new = np.arange(first, count) >= reused[:, None]
         fixed = torch.from_numpy(~is_new).to(state.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,23 +11,13 @@ from mmspec.decoding.target import FeatureTarget, FrameFeatureTarget, TreeTarget
 from mmspec.drafters.draft_model import draft_model_of
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.model_runner import ModelRunner
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.importing import resolve
 from mmspec.sampling.params import change_each
 from mmspec.sampling.sampler import TokenSampler
 
 # Makes a runner from a head, the context, the sampler of drafts and the number of drafts that a window needs.
 BuildRunner = Callable[[Any, DraftingContext, TokenSampler, int], DraftRunner]
-# By kind of head: its `BuildRunner`, which is imported when it is needed.
-NETWORKS: Mapping[str, str] = {
-    "eagle": "mmspec.drafters.eagle:build_runner",
-    "medusa": "mmspec.drafters.medusa:build_runner",
-    "hydra": "mmspec.drafters.hydra:build_runner",
-    "kangaroo": "mmspec.drafters.kangaroo:build_runner",
-    "block": "mmspec.drafters.block:build_runner",
-    "grid": "mmspec.drafters.grid:build_runner",
-    "frame": "mmspec.drafters.frame:build_runner",
-}
 
 
 def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = False) -> DraftRunner:
@@ -35,7 +25,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
 
     Args:
         context: The recipe and the model's resources.
-        kind: "model", or a key of `NETWORKS`.
+        kind: "model", or one of the context's `networks`.
         greedy_as_warm: Whether greedy rows draft at temperature 1. A tree that ranks tokens by their probability needs
             it, because the one-hot distribution of a greedy row ranks nothing.
 
@@ -56,8 +46,8 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
             f"recipe {recipe.name!r} needs a drafter of kind {kind!r}, and this model has none; train one with "
             f"`mmspec train-drafter --kind {kind}` and pass its folder as drafter= to mmspec.load, or as --drafter"
         )
-    head = resources.heads[kind]
-    frames = kind == "frame"
+    head, network = resources.heads[kind], context.networks[kind]
+    frames = network.frames
     if not isinstance(target, FrameFeatureTarget if frames else FeatureTarget):
         features = "features of frames" if frames else "features"
         raise ArgumentError(
@@ -68,5 +58,5 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
             f"drafter has a vocabulary of {head.vocab_size} tokens, the model {target.vocab_size}; they must match"
         )
     depth = int(recipe.knobs["refreshed"]) if recipe.knobs.get("refresh") == kind else recipe.depth
-    build: BuildRunner = resolve(NETWORKS[kind])
+    build: BuildRunner = resolve(network.runner)
     return build(head, context, TokenSampler(settings, layout.constraint, target.device), depth)

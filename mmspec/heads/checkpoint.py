@@ -9,43 +9,30 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec import checkpoint
 from mmspec.arguments import shown
-from mmspec.checkpoint import building, check_tensors, sizes_of
-from mmspec.documents import read_object
+from mmspec.environment.importing import resolve
 from mmspec.errors import ModelError
-from mmspec.heads.block import BlockHead
+from mmspec.files import checkpoint
+from mmspec.files.checkpoint import building, check_tensors, sizes_of
+from mmspec.files.documents import read_object
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.head import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary, cut_to_codes
 from mmspec.heads.mtp import MTPHead, has_mtp, mtp_arguments, mtp_tensors
 from mmspec.heads.speculators import (
-    block_arguments,
     check_vocabulary,
     eagle3_arguments,
     head_tensors,
-    is_block,
     is_eagle3,
+    is_foreign,
     vocabulary_of,
 )
-from mmspec.importing import resolve
+from mmspec.registry import heads
 
-# By a key that the configuration of no other head has, in the order of the questions: the class, "module:attribute".
+# Of the core, by a key that the configuration of no other head has: the class, "module:attribute".
 SAVED_HEADS = (
-    ("medusa_num_heads", "mmspec.heads.medusa:MedusaHeads"),
     ("mtp_qk_norm", "mmspec.heads.mtp:MTPHead"),
-    ("hydra_num_heads", "mmspec.heads.hydra:HydraHeads"),
-    ("exit_layer", "mmspec.heads.exit_adapter:ExitAdapter"),
-    ("judge_metric", "mmspec.heads.judge:Judge"),
-    ("datastore_size", "mmspec.heads.datastore:Datastore"),
-    ("prompt_tokens", "mmspec.heads.prompt:PromptTokens"),
-    ("one_step_layers", "mmspec.heads.one_step:OneStepHead"),
-    ("change_layers", "mmspec.heads.outer:OuterHead"),
-    ("skipped_layers", "mmspec.heads.skipped_layers:SkippedLayers"),
-    ("block_size", "mmspec.heads.block:BlockHead"),
-    ("grid_width", "mmspec.heads.grid:GridHead"),
-    ("codebooks", "mmspec.heads.frame:FrameHead"),
     ("norm_output", "mmspec.heads.eagle3:Eagle3Head"),
 )
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -81,7 +68,7 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
         if has_mtp(config):
             tensors = mtp_tensors(config, tensors, embedding)
         head_class, arguments = head_arguments(str(folder), config, tensors)
-    foreign = is_eagle3(config) or is_block(config)
+    foreign = is_foreign(config)
     if foreign:
         tensors = head_tensors(tensors)
         if "embed_tokens.weight" not in tensors and embedding is not None:
@@ -89,17 +76,13 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
     parameters = inspect.signature(head_class.__init__).parameters
     with building(what, kind):
         head = head_class(**{name: value for name, value in arguments.items() if name in parameters})
-    if isinstance(head, Eagle3Head | BlockHead):
-        if head.d2t is not None:
-            check_vocabulary(str(folder), tensors, head.vocab_size)
-        elif foreign:  # maps of a whole vocabulary say nothing, and a block head then shares the target's LM head
-            unused = ("d2t", "t2d", *(["lm_head.weight"] if isinstance(head, BlockHead) else []))
-            tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
+    if getattr(head, "d2t", None) is not None:
+        check_vocabulary(str(folder), tensors, head.vocab_size)
+    elif foreign:  # maps of a whole vocabulary say nothing, and a head may share the target's LM head then
+        unused = {"d2t", "t2d", *(["lm_head.weight"] if getattr(head, "lm_head", None) is None else [])}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
     check_tensors(what, tensors, head)
-    if head.kind == "retrieval" and bool((tensors["tokens"] >= head.vocab_size).any()):
-        raise ModelError(f"drafter {str(folder)!r} holds tokens outside of its vocabulary of {head.vocab_size}")
-    if head.kind == "swift" and sorted({*tensors["order"].tolist()} - set(range(head.layers))):
-        raise ModelError(f"drafter {str(folder)!r} skips layers that a model of {head.layers} layers does not have")
+    head.check_saved(str(folder), tensors)
     head.load_state_dict(tensors, assign=True)
     return head.float().eval()
 
@@ -116,14 +99,16 @@ def head_arguments(
         return MTPHead, mtp_arguments(folder, config, tensors)
     if is_eagle3(config):
         return Eagle3Head, eagle3_arguments(folder, config)
-    if is_block(config):
-        return BlockHead, block_arguments(folder, config)
+    known = heads().usable()
     if (algorithm := config.get("speculators_model_type")) is not None:
+        for info in known.values():
+            if algorithm in info.speculators:
+                return resolve(info.head), resolve(info.speculators[algorithm])(folder, config)
         raise ModelError(
-            f"drafter {folder!r} is of the kind {shown(algorithm)} of speculators; mmspec reads eagle3, dflash and "
-            "dspark"
+            f"drafter {folder!r} is of the kind {shown(algorithm)} of speculators; mmspec reads "
+            f"{', '.join(['eagle3', *(name for info in known.values() for name in info.speculators)])}"
         )
-    for key, where in SAVED_HEADS:
+    for key, where in (*((info.saved, info.head) for info in known.values() if info.saved), *SAVED_HEADS):
         if key in config:
             return resolve(where), config
     return EagleHead, eagle_arguments(config, tensors)
@@ -165,9 +150,9 @@ def eagle_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     return arguments
 
 
-def save_heads(heads: Mapping[str, Head], folder: Path) -> None:
+def save_heads(drafters: Mapping[str, Head], folder: Path) -> None:
     """Saves the heads of a pipeline in its folder, each in `drafters/KIND`."""
-    for kind, head in heads.items():
+    for kind, head in drafters.items():
         head.save_pretrained(folder / "drafters" / kind)
 
 
@@ -177,8 +162,8 @@ def load_heads(folder: Path) -> dict[str, Head]:
     Raises:
         ModelError: If one of them cannot be loaded; see `load_head`.
     """
-    heads = [load_head(file.parent) for file in sorted(folder.glob("drafters/*/config.json"))]
-    return {head.kind: head for head in heads}
+    found = [load_head(file.parent) for file in sorted(folder.glob("drafters/*/config.json"))]
+    return {head.kind: head for head in found}
 
 
 def check_fits_model(folder: str | Path, argument: str, value: int, expected: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
 from mmspec.heads.attention import KeysValues, unroll
-from mmspec.heads.head import Head
+from mmspec.heads.head import Head, ToySizes, randomized
 from mmspec.heads.layers import MLP, check_sizes, norm
 from mmspec.heads.rotary import Rotary, rotary_sizes
 
@@ -194,3 +194,12 @@ class EagleHead(Head):
         """
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         return unroll(lambda features: self.project(tokens, features, slots), self.layer.finish, features, depth)
+
+    @classmethod
+    def toy(cls, sizes: ToySizes) -> EagleHead:
+        return randomized(
+            cls(
+                sizes.vocab_size, sizes.hidden_size, 24, 2, grid_size=sizes.width, prefix=1, max_position_embeddings=64
+            ),
+            0.35,
+        )

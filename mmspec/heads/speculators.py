@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.head import Head
 
 VERSION = "0.9.0"  # of the package whose classes define the format
 EAGLE3_CLASSES = ("Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")  # `architectures` of AngelSlim and SpecForge
@@ -46,7 +46,7 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
 
 def vocabulary_of(config: Mapping[str, Any]) -> int | None:
     """The size of the vocabulary of a head of `speculators` or AngelSlim; None for other heads."""
-    if not is_eagle3(config) and not is_block(config):
+    if not is_foreign(config):
         return None
     layer = config.get("transformer_layer_config", config)
     size = layer.get("vocab_size") if isinstance(layer, Mapping) else None
@@ -89,45 +89,9 @@ def eagle3_arguments(folder: str, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def is_block(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is that of a block head of `speculators`."""
-    return config.get("speculators_model_type") in ("dflash", "dspark")
-
-
-def block_arguments(folder: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `BlockHead` for a configuration of `speculators`.
-
-    Args:
-        folder: Where it is from, for errors.
-        config: The content of `config.json`.
-
-    Raises:
-        ModelError: If the configuration lacks a size, or asks for something that the head does not do.
-    """
-    layer = config.get("transformer_layer_config")
-    if not isinstance(layer, Mapping) or not isinstance(config.get("mask_token_id"), int):
-        raise ModelError(f"drafter {folder!r} does not state transformer_layer_config and mask_token_id")
-    dspark = config["speculators_model_type"] == "dspark"
-    arguments = layer_arguments(folder, layer) | {
-        "num_hidden_layers": layer.get("num_hidden_layers", 1),
-        "layer_ids": config.get("aux_hidden_state_layer_ids") or (),
-        "block_size": config.get("block_size", 8),
-        "mask_token_id": config["mask_token_id"],
-        "sample_from_anchor": bool(config.get("sample_from_anchor", dspark)),
-        "draft_vocab_size": config.get("draft_vocab_size"),
-        **sliding_arguments(folder, layer),
-        "sliding_window_non_causal": bool(config.get("sliding_window_non_causal", False)),
-    }
-    positions = arguments.get("max_position_embeddings", 4 * PROMPT_SLOTS)
-    if not isinstance(positions, int) or positions < 4:
-        raise ModelError(
-            f"drafter {folder!r} has max_position_embeddings={shown(positions)}; it must be an integer of at least 4"
-        )
-    arguments["prefix"] = min(PROMPT_SLOTS, positions // 4)  # the other positions are those of tokens
-    if dspark:
-        arguments["markov_rank"] = config.get("markov_rank", 256)
-        arguments["markov_head_type"] = config.get("markov_head_type", "vanilla")
-    return arguments
+def is_foreign(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a head of `speculators` or of AngelSlim."""
+    return config.get("speculators_model_type") is not None or is_eagle3(config)
 
 
 def layer_arguments(folder: str, layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,8 +159,36 @@ def check_vocabulary(folder: str, tensors: Mapping[str, Tensor], vocab_size: int
         raise ModelError(f"drafter {folder!r} has maps d2t and t2d that disagree about its vocabulary")
 
 
+class SpeculatorsHead(Head):
+    """A head other than EAGLE-3 that the format knows; it shares the verifier's embedding."""
+
+    head_dim: int
+    grid_size: int | None
+    max_position_embeddings: int
+    rope_theta: float
+    norm: Any
+
+    @property
+    def count(self) -> int:
+        """Tokens that it drafts."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        raise NotImplementedError
+
+    def speculators_config(self) -> dict[str, Any]:
+        """The part of `config.json` that depends on the head.
+
+        Raises:
+            ArgumentError: If the head does something that the format does not state.
+        """
+        raise NotImplementedError
+
+
 def write_speculators(
-    head: Eagle3Head | BlockHead,
+    head: Eagle3Head | SpeculatorsHead,
     folder: Path,
     verifier: str | None,
     architectures: Sequence[str],
@@ -221,8 +213,8 @@ def write_speculators(
             f"the drafter has a 2-D rotary embedding (grid_size={head.grid_size}), which vLLM does not have; train one "
             "with --rotary 1d"
         )
-    block = isinstance(head, BlockHead)
-    config = block_config(head) if isinstance(head, BlockHead) else eagle3_config(head, layers)
+    own = isinstance(head, Eagle3Head)
+    config = eagle3_config(head, layers) if isinstance(head, Eagle3Head) else head.speculators_config()
     config |= {
         "dtype": str(head.dtype).removeprefix("torch."),
         "speculators_version": VERSION,
@@ -232,7 +224,7 @@ def write_speculators(
             "proposal_methods": [
                 {
                     "proposal_type": "greedy",
-                    "speculative_tokens": speculative_tokens or (head.count if isinstance(head, BlockHead) else 4),
+                    "speculative_tokens": speculative_tokens or (4 if isinstance(head, Eagle3Head) else head.count),
                     "verifier_accept_k": 1,
                     "accept_tolerance": 0.0,
                 }
@@ -243,10 +235,8 @@ def write_speculators(
         "tie_word_embeddings": False,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    # A block head shares the verifier's embedding, and its LM head unless the vocabulary is reduced.
-    tensors = {
-        name: x.contiguous() for name, x in head.state_dict().items() if not (block and name.startswith("embed"))
-    }
+    # Other heads share the verifier's embedding, and its LM head unless the vocabulary is reduced.
+    tensors = {name: x.contiguous() for name, x in head.state_dict().items() if own or not name.startswith("embed")}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -274,47 +264,7 @@ def eagle3_config(head: Eagle3Head, layers: int) -> dict[str, Any]:
     }
 
 
-def block_config(head: BlockHead) -> dict[str, Any]:
-    """The part of `config.json` that depends on a block head.
-
-    Raises:
-        ArgumentError: If the head has an embedding of the mask of its own, or reads the target's last features.
-    """
-    if head.mask_token_id >= head.vocab_size:
-        raise ArgumentError(
-            f"the drafter's mask token {head.mask_token_id} is not one of the target's {head.vocab_size} tokens, as "
-            "vLLM requires; train one with --mask-token"
-        )
-    if not head.layer_ids:
-        raise ArgumentError("the drafter reads the target's last features; vLLM needs one that fuses several layers")
-    markov, layer = head.markov_head, head.block_layers[0]
-    # The sequential head is all that the two algorithms differ in here.
-    sequential = {} if markov is None else {"markov_rank": markov.rank, "markov_head_type": markov.head_type}
-    confidence = {"enable_confidence_head": False, "confidence_head_with_markov": False}
-    return {
-        "architectures": ["DFlashDraftModel" if markov is None else "DSparkDraftModel"],
-        "speculators_model_type": "dflash" if markov is None else "dspark",
-        "draft_vocab_size": head.vocab_size if head.d2t is None else len(head.d2t),
-        "aux_hidden_state_layer_ids": list(head.layer_ids),
-        "block_size": head.block_size,
-        "mask_token_id": head.mask_token_id,
-        "sample_from_anchor": head.sample_from_anchor,
-        "sliding_window_non_causal": head.sliding_window_non_causal,
-        **sequential,
-        **(confidence if sequential else {}),
-        "transformer_layer_config": {
-            "model_type": "qwen3",
-            "num_hidden_layers": len(head.block_layers),
-            "num_key_value_heads": head.kv_heads,
-            **layer_config(head, layer.mlp.gate_proj.out_features, layer.self_attn.q_proj),
-            **attention_config(
-                [number in head.sliding_layers for number in range(len(head.block_layers))], head.sliding_window
-            ),
-        },
-    }
-
-
-def layer_config(head: Eagle3Head | BlockHead, intermediate_size: int, queries: nn.Linear) -> dict[str, Any]:
+def layer_config(head: Eagle3Head | SpeculatorsHead, intermediate_size: int, queries: nn.Linear) -> dict[str, Any]:
     """The part of `transformer_layer_config` that all heads share."""
     return {
         "vocab_size": head.vocab_size,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, did_you_mean
-from mmspec.importing import resolve
 from mmspec.registry import Info, by_name
 
 if TYPE_CHECKING:

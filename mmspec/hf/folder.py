@@ -21,13 +21,13 @@ from transformers import PreTrainedTokenizerBase
 from transformers.models.auto import modeling_auto
 
 from mmspec.arguments import shown
-from mmspec.checkpoint import building, check_depths, describe, listed, read_header
-from mmspec.code_settings import refuse_code, refuse_quantized
-from mmspec.documents import parse_json, read_object
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.files.checkpoint import building, check_depths, describe, listed, read_header
+from mmspec.files.code_settings import refuse_code, refuse_quantized
+from mmspec.files.documents import parse_json, read_object
+from mmspec.files.inputs import check_files, read_bytes
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hub import current_access, fetch, fetch_if_there
-from mmspec.inputs import check_files, read_bytes
 from mmspec.media.listing import list_files
 
 # Classes that generate, by `model_type`.
@@ -250,7 +250,7 @@ def load_model(
 
 
 def read_config(kind: Any, folder: Path, what: str) -> Any:
-    """The configuration of a model in a folder, without what would choose code; see `mmspec.code_settings`.
+    """The configuration of a model in a folder, without what would choose code; see `mmspec.files.code_settings`.
 
     Args:
         kind: The class of the model.

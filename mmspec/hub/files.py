@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mmspec.documents import read_object
 from mmspec.errors import ModelError
+from mmspec.files.documents import read_object
 
 # Files that say what a repository holds, downloaded before all others.
 DESCRIPTIONS = ("config.json", "model_index.json")

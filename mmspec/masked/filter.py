@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mmspec.arguments import check_integer, check_number
 from mmspec.errors import ModelError
-from mmspec.inputs import check_regular
+from mmspec.files.inputs import check_regular
 from mmspec.masked.keeping import Sampled
 
 FEATURES = 20  # of 3 x 3 places the log-odds of their confidences and whether they are missing; entropy; share left

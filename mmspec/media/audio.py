@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.arguments import shown
-from mmspec.documents import one_line
 from mmspec.errors import ArgumentError
+from mmspec.files.documents import one_line
 from mmspec.limits import Limit
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus")

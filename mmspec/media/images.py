@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mmspec import limits
 from mmspec.arguments import shown
-from mmspec.documents import one_line
 from mmspec.errors import ArgumentError
+from mmspec.files.documents import one_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 # What Pillow reads, moving or not.

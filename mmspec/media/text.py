@@ -8,7 +8,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from mmspec.inputs import encoding_of, open_regular
+from mmspec.files.inputs import encoding_of, open_regular
 
 _MARK = "\ufeff"
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmspec.environment.importing import install_extra
 from mmspec.errors import ArgumentError
-from mmspec.importing import install_extra
 
 RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000)
 _BIT_RATE = 64000  # per channel; at low sampling rates 4 bits per sample

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp
 
 from mmspec import __version__, limits
 from mmspec.arguments import shown
-from mmspec.documents import parse_json
 from mmspec.errors import MMSpecError
+from mmspec.files.documents import parse_json
 from mmspec.serving import api_docs
 from mmspec.serving.active_request import ActiveRequest, ClientLeft, GeneratedResponse, unless_disconnected
 from mmspec.serving.audio_encoder import MEDIA_TYPES as AUDIO_TYPES

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from mmspec.audio.adapter import PreparedText
 from mmspec.errors import ArgumentError
+from mmspec.methods.trained import TRAINED
 from mmspec.recipes import parse
 from mmspec.serving.generation import CallOutput, DecodingRequest, Engine
 from mmspec.training.online import OnlineDistillation
 
 log = logging.getLogger("mmspec.serving")
-LEARNERS = ("eagle", "medusa", "hydra", "block", "grid", "kangaroo", "one-step")
+LEARNERS = ("eagle", *(name for name, row in TRAINED.items() if row.online))
 MOST = 64  # finished images that wait for a pause; of more the latest
 
 

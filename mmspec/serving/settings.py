@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
-from mmspec.inputs import read_text
+from mmspec.files.inputs import read_text
 from mmspec.media.text import lines_of
 from mmspec.serving.stand_ins import check_sizes
 

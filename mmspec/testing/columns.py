@@ -17,7 +17,7 @@ from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.testing.exactness import ExactnessResult, compare_with_joint, score_of_drafts, score_of_repeats
-from mmspec.testing.toys import ColumnToy, MaskedToy, toy_codebooks
+from mmspec.testing.toys import ColumnToy, toy_codebooks, toy_models
 
 
 def exact_column_joint(target: ColumnToy, sampling: SamplingParams, layout: Layout) -> Tensor:
@@ -77,7 +77,7 @@ def check_columns(
             draft_model=lambda: toy(size, seed + 1000, False),
             draft_sampling=[SamplingParams(sampling.temperature)] * size,
             codebooks=lambda: tables,
-            masked_model=lambda: MaskedToy(vocab_size, layout, seed + 2000),
+            models=toy_models(vocab_size, layout, seed + 2000),
         )
         return run(toy(size, seed, guided), recipe, layout, [sampling] * size, seeds, resources)
 

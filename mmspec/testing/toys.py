@@ -6,9 +6,9 @@ position, gets other distributions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,32 +18,21 @@ from torch import Tensor
 
 from mmspec.codebook import Codebook
 from mmspec.continuous.sampler import Gaussian, LatentModel
-from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.drafters.ngram import NGramTable
-from mmspec.heads.block import BlockHead
-from mmspec.heads.datastore import Datastore
+from mmspec.environment.importing import resolve
 from mmspec.heads.draft_vocabulary import restrict
-from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.heads.exit_adapter import ExitAdapter
-from mmspec.heads.frame import FrameHead
-from mmspec.heads.grid import GridHead
-from mmspec.heads.head import Head
-from mmspec.heads.hydra import HydraHeads
-from mmspec.heads.judge import Judge
-from mmspec.heads.medusa import MedusaHeads
-from mmspec.heads.one_step import OneStepHead
-from mmspec.heads.outer import OuterHead
-from mmspec.heads.prompt import PromptTokens
-from mmspec.heads.skipped_layers import SkippedLayers
+from mmspec.heads.head import Head, ToySizes
+from mmspec.registry import heads
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rows import PerRow, RowNames
 from mmspec.sampling.tree import Tree
+from mmspec.ways_to_draft import ways_to_draft
 
 FEATURES = 16  # width of the features of `ToyTarget`, and its largest vocabulary where features are used
 FRAME = 2  # tokens of a frame of `ToyTarget`, for frame heads
@@ -290,26 +279,6 @@ class ColumnToy:
         return self.logits(torch.stack(lengths, 1), torch.stack(numbers, 1), early_exit)
 
 
-class MaskedToy:
-    """A masked model whose logits are stored in a table, by place and by the last token before the masked places.
-
-    Args:
-        vocab_size: V.
-        layout: Layout of the sequences.
-        seed: Seed of the table.
-    """
-
-    def __init__(self, vocab_size: int, layout: Layout, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        shape = (layout.length, vocab_size + 1, *layout.cell, vocab_size)
-        self._table = torch.randn(shape, generator=generator) * 1.2
-
-    def block(self, state: BatchState, count: int) -> Tensor:
-        places = torch.from_numpy(state.positions(count)).clamp(max=len(self._table) - 1)
-        last = state.last().flatten(1)[:, :1] + 1  # 0 before the first token
-        return self._table[places, last.clamp(max=self._table.shape[1] - 1)]  # padding may be outside the vocabulary
-
-
 def prefix_rows(vocab_size: int, length: int, memory: int | None) -> tuple[Tensor, int, int]:
     """The rows of a toy's tables, one for each prefix of up to N - 1 tokens; longer ones than M share those of M.
 
@@ -342,37 +311,23 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> Mapping[str, Hea
         width: Tokens per image row, for a 2-D rotary embedding; None for a 1-D one.
         seed: Seed of the weights.
     """
+    sizes = ToySizes(vocab_size, FEATURES, width, LAYERS, FRAME)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        eagle = EagleHead(vocab_size, FEATURES, 24, 2, grid_size=width, prefix=1, max_position_embeddings=64)
-        medusa = MedusaHeads(vocab_size, FEATURES, 8)
-        for p in (*eagle.parameters(), *medusa.parameters()):
-            torch.nn.init.normal_(p, std=0.35)
-        block = BlockHead(
-            vocab_size, FEATURES, 24, 2, block_size=4, markov_rank=4, markov_head_type="rnn", grid_size=width, prefix=1
-        )
-        grid = GridHead(vocab_size, FEATURES, 24, width or 1)
-        for p in (*block.parameters(), *grid.parameters()):
-            torch.nn.init.normal_(p, std=0.5)
-        store = Datastore(vocab_size, FEATURES, 6, 12)
-        store.tokens.copy_(torch.randint(vocab_size, store.tokens.shape))
-        frame = FrameHead(vocab_size, FEATURES, FRAME, 8, 24)
-        for p in frame.parameters():
-            torch.nn.init.normal_(p, std=0.5)
-        judge = Judge(vocab_size, FEATURES, "toy")
-        torch.nn.init.normal_(judge.weight)
-        hydra = HydraHeads(vocab_size, FEATURES, 24, 8)
-        adapter = ExitAdapter(vocab_size, FEATURES, 24, 2, 2, grid_size=width, max_position_embeddings=64)
-        one_step = OneStepHead(vocab_size, FEATURES, 24, 2, max_position_embeddings=64)
-        for p in (*hydra.parameters(), *adapter.parameters(), *one_step.parameters()):
-            torch.nn.init.normal_(p, std=0.5)
-        outer = OuterHead(vocab_size, FEATURES, 24, 2)
-        for p in outer.parameters():
-            torch.nn.init.normal_(p, std=0.25)
-    drafters: dict[str, Head] = {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "frame": frame}
-    drafters |= {"hydra": hydra, "kangaroo": adapter, "prompt": PromptTokens(vocab_size, FEATURES, 4)}
-    drafters |= {"one-step": one_step, "outer": outer}
-    return {**drafters, "retrieval": store, "judge": judge, "swift": SkippedLayers(vocab_size, FEATURES, LAYERS)}
+        return {name: resolve(info.head).toy(sizes) for name, info in heads().usable().items()}
+
+
+def toy_models(vocab_size: int, layout: Layout, seed: int) -> Mapping[str, Callable[..., Any]]:
+    """The models of `DraftResources.models`, which recipes make for this."""
+    return {
+        name: partial(_toy_model, info.toy, vocab_size, layout, seed)
+        for name, info in ways_to_draft().usable().items()
+        if info.toy
+    }
+
+
+def _toy_model(where: str, vocab_size: int, layout: Layout, seed: int) -> Any:
+    return resolve(where)(vocab_size, layout, seed)
 
 
 def toy_eagle3(vocab_size: int, seed: int, draft_vocab_size: int | None = None) -> Eagle3Head:
@@ -411,7 +366,7 @@ def toy_resources(
         lambda: codebook,
         heads=dict(toy_heads(vocab_size, layout.width, seed)),
         guided_draft_model=partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000, True),
-        masked_model=partial(MaskedToy, vocab_size, layout, seed + 2000),
+        models=toy_models(vocab_size, layout, seed + 2000),
     )
 
 

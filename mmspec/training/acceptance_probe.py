@@ -12,7 +12,6 @@ from torch import Tensor
 from mmspec.decoding.assembly import build_drafter
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import RunningBatch
-from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.to_end import decode_to_end
 from mmspec.decoding.tree_loop import TreeVerification, decode_tree
@@ -112,8 +111,8 @@ def measure_acceptance(prepared: PreparedPrompts, recipe: Recipe, seeds: Sequenc
     state, meter = BatchState(seeds, layout, recipe.window, target.device), Meter(target.device, len(seeds))
     with torch.inference_mode():
         sampler = TokenSampler(settings, layout.constraint, target.device)
-        context = DraftingContext(recipe, layout, target, settings, prepared.resources, sampler, len(seeds))
-        probe, step = AcceptanceProbe(build_drafter(context), recipe.depth), decode_tree if recipe.info.tree else None
+        drafter = build_drafter(recipe, layout, target, settings, prepared.resources, sampler, len(seeds))
+        probe, step = AcceptanceProbe(drafter, recipe.depth), decode_tree if recipe.info.tree else None
         decode_to_end(
             RunningBatch(target, probe, exact(), sampler, state, FixedWindow(recipe.window), meter, None, step)
         )

@@ -17,13 +17,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mmspec.decoding.target import EarlyExit, ExitFeatureTarget, FeatureTarget, LayerFeatureTarget
+from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
 from mmspec.errors import ArgumentError
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.heads.exit_adapter import ExitAdapter
-from mmspec.heads.hydra import HydraHeads
-from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.training.prepared import PreparedPrompts
@@ -222,36 +219,6 @@ def eagle3_loss(head: Eagle3Head, teacher: TeacherOutput, loss: str, depth: int)
     tokens = teacher.tokens[:, :-1].repeat(len(context) // len(teacher.tokens), 1)
     own = replace(teacher, lm_head=lambda outputs: head.logits(outputs).float())
     return ahead_loss(loss, own, [x[:, d:] for d, x in enumerate(head.unroll(tokens, context, depth))])
-
-
-def medusa_loss(heads: MedusaHeads, teacher: TeacherOutput, loss: str) -> Tensor:
-    """The loss over heads: from the feature that token j was sampled from, head i predicts token j + 1 + i."""
-    predicted = heads(teacher.features).to(teacher.features)
-    return ahead_loss(loss, teacher, [predicted[:, : -1 - i, i] for i in range(heads.count)])
-
-
-def hydra_loss(heads: HydraHeads, teacher: TeacherOutput, loss: str) -> Tensor:
-    """As `medusa_loss`, for heads that also read the true tokens j to j + i; those past the end learn nothing."""
-    features, count = teacher.features, teacher.tokens.shape[1]
-    tokens = teacher.tokens.repeat(len(features) // len(teacher.tokens), 1)
-    predictions = [
-        heads(features[:, : count - 1 - i], tokens[:, :-1].unfold(1, i + 1, 1)).to(features)
-        for i in range(min(heads.count, count - 1))
-    ]
-    return ahead_loss(loss, teacher, predictions)
-
-
-def kangaroo_loss(adapter: ExitAdapter, prepared: PreparedPrompts, teacher: TeacherOutput, loss: str) -> Tensor:
-    """The loss of an adapter that reads the early exit's features after token j and predicts token j + 1."""
-    target = prepared.make()
-    assert isinstance(target, ExitFeatureTarget)
-    tokens = teacher.tokens
-    with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
-        target.prefill()
-        part = EarlyExit(adapter.exit_layer, guided=True)
-        target.forward(tokens[:, :-1], np.zeros(len(tokens), dtype=np.int64), part)
-        features = target.exit_features()
-    return ahead_loss(loss, teacher, [adapter(features).to(teacher.features)])
 
 
 def ahead_loss(loss: str, teacher: TeacherOutput, predictions: Sequence[Tensor]) -> Tensor:

@@ -19,7 +19,8 @@ from torch import Tensor
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import replacing_folder
 from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.training.kinds import KINDS, Batch, layer_ids
+from mmspec.training.drafter_kind import Batch
+from mmspec.training.kinds import KINDS, check_loss, layer_ids
 from mmspec.training.objectives import run_teacher
 from mmspec.training.prepared import GivesOutCodes, TrainablePipeline
 from mmspec.training.settings import TrainingSettings
@@ -61,7 +62,7 @@ class OnlineDistillation:
         seed: int = 0,
     ) -> None:
         heads: Mapping[str, Any] = getattr(pipe, "heads", {})
-        if kind != "small" and kind not in {*KINDS} & {*heads} - {"frame", "outer"}:
+        if kind != "small" and (kind not in {*KINDS} & {*heads} or not KINDS[kind].learns_online):
             raise ArgumentError(f"kind={kind!r} is not allowed; the pipeline must have a drafter of that kind")
         if not (lr > 0 and every >= 1 and batch >= 1):
             raise ArgumentError(f"lr={lr}, every={every}, batch={batch} is not allowed; lr > 0, every and batch >= 1")
@@ -70,6 +71,7 @@ class OnlineDistillation:
         self._every = every
         known = "eagle3" if kind == "eagle" and isinstance(heads[kind], Eagle3Head) else kind
         self._settings = TrainingSettings(known, loss, (), (), 0, 0, batch, lr, depth, 0, seed)
+        check_loss(self._settings)
         own: Any = pipe.new_small() if kind == "small" else deepcopy(heads[kind])
         self._model: Any = own.float().train().requires_grad_(True)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=lr, betas=(0.9, 0.95))

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmspec.batching.run import run
-from mmspec.documents import read_json
 from mmspec.errors import ArgumentError
-from mmspec.fingerprint import fingerprint
-from mmspec.folders import inside, replacing_inside
+from mmspec.files.documents import read_json
+from mmspec.files.fingerprint import fingerprint
+from mmspec.files.folders import inside, replacing_inside
 from mmspec.recipes import parse
 from mmspec.training.objectives import feature_target, teacher_features
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmspec.errors import ArgumentError
-from mmspec.training.objectives import LK
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
 
 
@@ -16,8 +15,7 @@ class TrainingSettings:
     """Everything that determines the result of a training.
 
     Attributes:
-        kind: "eagle", "eagle3", "medusa", "hydra", "block", "grid", "kangaroo", "frame", "prompt", "one-step",
-            "outer", "small", "retrieval" or "swift".
+        kind: "eagle", "eagle3", "small", or a name in `mmspec.methods.trained.TRAINED`.
         loss: A name in `LOSSES`.
         prompts: Prompts to train on.
         held_out: Prompts to measure acceptance on.
@@ -83,23 +81,5 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         if not 0 < self.lr <= 1:  # also refuses "nan", which older releases of typer let through
             raise ArgumentError(f"--lr: {self.lr} is not allowed; it must be above 0, and 1 at most")
-        names = {
-            "small": "small model",
-            "block": "block head",
-            "grid": "grid head",
-            "frame": "frame head",
-            "eagle3": "head of EAGLE-3",
-            "prompt": "set of prompt tokens",
-            "one-step": "one-step generator",
-            "outer": "head for outer layers",
-        }
-        if self.loss == "smooth-l1+ce" and (drafter := names.get(self.kind)) is not None:
-            raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
         if self.reference is not None and self.kind != "small":
             raise ArgumentError(f"--reference requires --kind small; a drafter of kind '{self.kind}' learns from all")
-        if self.loss == LK and self.kind == "outer":
-            raise ArgumentError(
-                "--loss: 'lk' is for heads that draft a chain, which an outer head does not; use kl or tvd"
-            )
-        if self.loss == LK and self.kind == "small":
-            raise ArgumentError("--loss: 'lk' is for heads, which draft a chain in training; use kl or tvd")

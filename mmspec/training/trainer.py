@@ -6,7 +6,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from mmspec.checkpoint import check_tensors, describe, read_weights
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import replacing_folder
-from mmspec.folders import replacing_inside
-from mmspec.training.kinds import KINDS, Batch, evaluate_drafter, layer_ids, new_drafter
+from mmspec.files.checkpoint import check_tensors, describe, read_weights
+from mmspec.files.folders import replacing_inside
+from mmspec.training.curve import SCHEMA_VERSION, CurvePoint
+from mmspec.training.drafter_kind import Batch
+from mmspec.training.kinds import KINDS, evaluate_drafter, layer_ids, new_drafter
 from mmspec.training.prepared import TrainablePipeline
 from mmspec.training.sequences import (
     OUTPUT,
@@ -32,30 +34,12 @@ from mmspec.training.sequences import (
 )
 from mmspec.training.settings import TrainingSettings
 
-SCHEMA_VERSION = 1
 _WARMUP = 0.03  # share of the steps
 # Content of a checkpoint, by type.
 _STATE: dict[str, type | tuple[type, ...]] = {
     "settings": dict, "model": dict, "optimiser": dict, "step": int, "seconds": (int, float), "losses": list,
     "curve": list, "best": dict,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """A measurement of the drafter.
-
-    Attributes:
-        step: Number of updates before it.
-        loss: Mean training loss since the previous point; None for the first.
-        acceptance: Mean acceptance probability of each draft of a window on held-out prompts.
-        tokens_per_call: Tokens per target call on held-out prompts.
-    """
-
-    step: int
-    loss: float | None
-    acceptance: list[float | None]
-    tokens_per_call: float
 
 
 class Trainer:

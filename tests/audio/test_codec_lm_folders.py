@@ -26,9 +26,9 @@ from mmspec.audio.models.codec_lm.cosyvoice import INSTRUCTION
 from mmspec.audio.models.codec_lm.cosyvoice_tokens import END_OF_PROMPT, VERSION_2, VERSION_3
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.heads.block import BlockHead
 from mmspec.heads.draft_vocabulary import expand, restrict
 from mmspec.heads.speculators import write_speculators
+from mmspec.methods.block.head import BlockHead
 
 # --- Chatterbox ------------------------------------------------------------------------------------------------------
 

@@ -17,10 +17,10 @@ from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat
 from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.drafters.outer_layers import OuterLayers
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.outer import OuterHead
 from mmspec.hf.generate import GenerateJob, prepare
+from mmspec.methods.outer.drafter import OuterLayers
+from mmspec.methods.outer.head import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense

@@ -25,8 +25,8 @@ from mmspec.audio.wave import write_audio
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
-from mmspec.heads.frame import FrameHead
-from mmspec.heads.medusa import MedusaHeads
+from mmspec.methods.frame.head import FrameHead
+from mmspec.methods.medusa.head import MedusaHeads
 from mmspec.recipes import parse
 from mmspec.sampling.ops import TorchOps
 from mmspec.testing.exactness import noise_floor

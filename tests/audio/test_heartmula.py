@@ -24,7 +24,7 @@ from mmspec.audio.models.heartmula import model as heartmula
 from mmspec.audio.models.heartmula.decoding import HeartMuLaFrames, SongPrompt
 from mmspec.audio.models.heartmula.model import FLAVORS, Flavor, HeartMuLa, read_config, read_model
 from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
-from mmspec.heads.frame import FrameHead
+from mmspec.methods.frame.head import FrameHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

@@ -44,9 +44,9 @@ from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.heads.frame import FrameHead
 from mmspec.hub.files import needed_files
 from mmspec.loading import check_layout
+from mmspec.methods.frame.head import FrameHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

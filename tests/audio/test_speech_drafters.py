@@ -10,7 +10,7 @@ import torch
 import mmspec
 from mmspec.audio.spoken.transformer import STOP
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.block import BlockHead
+from mmspec.methods.block.head import BlockHead
 from mmspec.training.settings import TrainingSettings
 from mmspec.training.trainer import Trainer
 

@@ -22,7 +22,7 @@ import mmspec.cli.pipelines
 from mmspec.bulk.folder import RunIdentity, ShardFolder, open_shard
 from mmspec.bulk.requests import SampleRequest, SampleSettings, read_requests
 from mmspec.cli.app import main
-from mmspec.distributed import Shard, launched_shard, local_device, read_shard
+from mmspec.environment.distributed import Shard, launched_shard, local_device, read_shard
 from mmspec.errors import ArgumentError, UnknownNameError
 from mmspec.sampling.seeds import pipeline_seed
 

@@ -9,7 +9,7 @@ import pytest
 
 from mmspec.cli.app import main
 from mmspec.cli.check import all_recipes
-from mmspec.rules import RULES
+from mmspec.registry import RULES
 from mmspec.ways_to_draft import RECIPES
 
 

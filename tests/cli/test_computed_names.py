@@ -78,8 +78,8 @@ def train(*words: str) -> Callable[[Path, Patch], int]:
 
 def judge(out: Path, patch: Patch) -> int:
     from mmspec.cli import train_judge
-    from mmspec.heads.judge import Judge
-    from mmspec.training import judge as training
+    from mmspec.methods.judge import training
+    from mmspec.methods.judge.head import Judge
 
     patch.setattr(train_judge, "load_pipeline", lambda *_: tiny_pipe())
     patch.setattr(train_judge, "image_distance", lambda *_: None)

@@ -10,7 +10,7 @@ import pytest
 from mmspec.cli.app import main
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.heads.medusa import MedusaHeads
+from mmspec.methods.medusa.head import MedusaHeads
 
 
 def test_a_drafter_is_written_for_the_verifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

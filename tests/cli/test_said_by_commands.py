@@ -11,7 +11,7 @@ from mmspec.cli.app import main
 from mmspec.cli.eval import DEFAULTS, resolve
 from mmspec.cli.option_names import in_options
 from mmspec.cli.train_drafter import Bars
-from mmspec.training.trainer import CurvePoint
+from mmspec.training.curve import CurvePoint
 
 SPEAK = {"--codec", "--config", "--draft-model", "--style"}
 IMAGE = {"--tokenizer"}

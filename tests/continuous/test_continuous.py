@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.batching.run import run
-from mmspec.continuous.cspd import CSpD
 from mmspec.continuous.prepared import run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel, LatentSampler
 from mmspec.continuous.smoothed import Smoothed
@@ -30,6 +29,7 @@ from mmspec.decoding.single_steps import decode_steps
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.window_policy import Committed
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.methods.cspd import CSpD
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

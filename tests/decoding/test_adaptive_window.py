@@ -26,6 +26,7 @@ from mmspec.decoding.loop import decode_together
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import Step
 from mmspec.decoding.window_policy import Committed, FixedWindow
+from mmspec.environment.setup_work import record_setup, setups
 from mmspec.errors import ArgumentError
 from mmspec.knobs import LARGEST
 from mmspec.recipes import parse
@@ -34,7 +35,6 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict, ratio, sample
 from mmspec.sampling.rng import RESAMPLE, WindowRNG
-from mmspec.setup_work import record_setup, setups
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import ToyTarget, toy_resources
 

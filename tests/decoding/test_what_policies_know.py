@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import mmspec.decoding.loop
-import mmspec.drafters.coupling
 import mmspec.drafters.jacobi
 import mmspec.drafters.tree.specinfer
 from mmspec.continuous.sampler import LatentRule
@@ -30,6 +29,7 @@ from mmspec.decoding.window_policy import Committed
 from mmspec.drafters.refresh import WEIGHTS, Refresh
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
+from mmspec.registry import starts
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Verdict
@@ -270,7 +270,7 @@ def test_a_table_that_has_read_the_noise_of_later_slots_would_bias(
     assert check(recipe, PLAIN, samples=4_000_000, layout=Layout(8), vocab_size=2, seed=5).ok == exact
 
 
-@pytest.mark.parametrize("start", mmspec.drafters.coupling.LEARNING)
+@pytest.mark.parametrize("start", [name for name, choice in starts().items() if choice.learns])
 def test_a_table_that_has_read_the_noise_of_later_slots_is_refused(start: str) -> None:
     with pytest.raises(ArgumentError, match=f"window=auto and coupling=gumbel, start={start} is not exact"):
         check(f"scd:window=auto,coupling=gumbel,start={start}", samples=2)

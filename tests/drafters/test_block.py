@@ -13,10 +13,10 @@ from torch import Tensor
 from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.drafters.block import BlockRunner
 from mmspec.errors import ArgumentError
-from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import load_head
+from mmspec.methods.block.drafter import BlockRunner
+from mmspec.methods.block.head import BlockHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.ops import TorchOps
@@ -114,7 +114,7 @@ def test_a_block_reads_the_features_before_its_anchor(
         runners.append(RecordingRunner(*arguments))
         return runners[0]
 
-    monkeypatch.setattr("mmspec.drafters.block.BlockRunner", new_runner)
+    monkeypatch.setattr("mmspec.methods.block.drafter.BlockRunner", new_runner)
     run(tiny_target(gpt), parse(recipe), Layout(SIDE**2, SIDE), [sampling], [7], DraftResources(heads={"block": head}))
     sampler = TokenSampler([sampling], None, gpt.device)
     assert len(runners[0].recorded) > 3

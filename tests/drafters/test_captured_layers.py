@@ -28,10 +28,10 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.rows import select_rows
 from mmspec.decoding.target import EarlyExit
-from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.heads.outer import OuterHead
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
+from mmspec.methods.block.head import BlockHead
+from mmspec.methods.outer.head import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

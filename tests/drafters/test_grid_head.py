@@ -13,10 +13,10 @@ from torch import Tensor
 from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.drafters.grid import GridRunner
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
-from mmspec.heads.grid import GridHead
+from mmspec.methods.grid.drafter import GridRunner
+from mmspec.methods.grid.head import GridHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

@@ -20,11 +20,11 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.eagle import EagleRunner
-from mmspec.drafters.medusa import MedusaRunner
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.eagle import EagleHead
-from mmspec.heads.medusa import MedusaHeads
+from mmspec.methods.medusa.drafter import MedusaRunner
+from mmspec.methods.medusa.head import MedusaHeads
 from mmspec.recipes import parse
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
@@ -176,7 +176,7 @@ def test_medusa_heads_read_the_feature_of_the_last_token(recipe: str, monkeypatc
                 assert torch.allclose(q[b, 0], p[0, 0], atol=1e-6), tokens
             return q
 
-    monkeypatch.setattr("mmspec.drafters.medusa.MedusaRunner", Recorded)
+    monkeypatch.setattr("mmspec.methods.medusa.drafter.MedusaRunner", Recorded)
     settings = SamplingParams(guidance_scale=1.5)
     sampler, target = TokenSampler([settings], None, torch.device("cpu")), ToyTarget(1, 3, 7, 0, guided=True)
     layout = Layout(7)  # rows advance at their own pace, and end at different calls

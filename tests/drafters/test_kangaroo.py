@@ -16,9 +16,9 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
-from mmspec.drafters.kangaroo import KangarooRunner
 from mmspec.errors import ArgumentError
-from mmspec.heads.exit_adapter import ExitAdapter
+from mmspec.methods.kangaroo.drafter import KangarooRunner
+from mmspec.methods.kangaroo.head import ExitAdapter
 from mmspec.recipes import parse
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.params import SamplingParams
@@ -52,7 +52,7 @@ def test_an_adapter_reads_the_same_in_decoding_as_in_training(
             calls.append((rows, dense(super().root(state))))
             return calls[-1][1]
 
-    monkeypatch.setattr("mmspec.drafters.kangaroo.KangarooRunner", Recorded)
+    monkeypatch.setattr("mmspec.methods.kangaroo.drafter.KangarooRunner", Recorded)
     resources = DraftResources(heads={"kangaroo": adapter})
     run(make(), parse("kangaroo:window=3"), Layout(N), [SETTING] * 2, [1, 2], resources)
     sampler = TokenSampler([SETTING] * 2, None, torch.device("cpu"))

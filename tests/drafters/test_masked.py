@@ -13,12 +13,12 @@ from torch import Tensor
 from mmspec.batching.run import Decoded, run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.drafters.masked import MaskedDrafter
 from mmspec.errors import ArgumentError
+from mmspec.methods.masked import MaskedDrafter, MaskedToy
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
-from mmspec.testing.toys import MaskedToy, ToyTarget, toy_resources
+from mmspec.testing.toys import ToyTarget, toy_resources
 
 LAYOUT, VOCAB = Layout(length=6, width=2), 4
 
@@ -59,6 +59,6 @@ def test_rows_do_not_depend_on_their_batch_and_greedy_rows_are_plain() -> None:
 
 
 def test_a_model_without_a_masked_model_is_refused() -> None:
-    resources = replace(toy_resources(1, VOCAB, LAYOUT, 0, []), masked_model=None)
+    resources = replace(toy_resources(1, VOCAB, LAYOUT, 0, []), models={})
     with pytest.raises(ArgumentError, match="recipe 'masked' needs a masked model of the same codes as draft_model"):
         run(ToyTarget(1, VOCAB, 6, 0), parse("masked"), LAYOUT, [SamplingParams()], [0], resources)

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 import mmspec.drafters.jacobi
-import mmspec.drafters.one_step
+import mmspec.methods.one_step.drafter
 import mmspec.testing.exactness
 from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.drafters.one_step import OneStepRunner, WholeImageRunner
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.one_step import OneStepHead
+from mmspec.methods.one_step.drafter import OneStepRunner, WholeImageRunner
+from mmspec.methods.one_step.head import OneStepHead
+from mmspec.methods.one_step.training import noise_of
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import FEATURES, ToyTarget, toy_resources
-from mmspec.training.one_step_objective import noise_of
 
 GRID = Layout(length=5, width=2)
 
@@ -67,7 +67,7 @@ def test_a_place_does_not_read_its_own_noise() -> None:
 
 def test_whole_images_are_exact_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     def resources(*arguments: Any) -> DraftResources:
-        return replace(toy_resources(*arguments), whole_images=images)
+        return replace(toy_resources(*arguments), models={"one-step": images})
 
     monkeypatch.setattr(mmspec.testing.exactness, "toy_resources", resources)
     for recipe in ("one-step:window=6", "scd:window=4,start=one-step"):
@@ -78,7 +78,7 @@ def test_whole_images_are_exact_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_image_that_is_the_target_s_own_is_accepted_whole() -> None:
     settings = [SamplingParams(temperature=0)] * 2
     plain = run(ToyTarget(2, 3, 5, 0), parse("plain"), GRID, settings, [1, 2], DraftResources())
-    own = DraftResources(whole_images=lambda seeds: plain.tokens)
+    own = DraftResources(models={"one-step": lambda seeds: plain.tokens})
     out = run(ToyTarget(2, 3, 5, 0), parse("one-step:window=5"), GRID, settings, [1, 2], own)
     assert torch.equal(out.tokens, plain.tokens) and out.stats.target_calls == 2  # the prefill samples the first token
     assert out.stats.draft_calls == 1
@@ -100,12 +100,12 @@ def test_an_image_tested_as_a_sample_is_found(monkeypatch: pytest.MonkeyPatch) -
     """The error of published one-step drafts: a q that the tokens were not drawn from."""
 
     def resources(*arguments: Any) -> DraftResources:
-        return replace(toy_resources(*arguments), whole_images=images)
+        return replace(toy_resources(*arguments), models={"one-step": images})
 
     honest = WholeImageRunner.probs
     monkeypatch.setattr(mmspec.testing.exactness, "toy_resources", resources)
     monkeypatch.setattr(
-        mmspec.drafters.one_step.OneStepDrafter,
+        mmspec.methods.one_step.drafter.OneStepDrafter,
         "extend",
         lambda self, state, draft, reused, draws: Draft(
             (found := honest(self._generator, state, draft, draft.tokens == 0, draft.q)).argmax(-1),
@@ -129,6 +129,6 @@ def test_refusals() -> None:
         (torch.zeros(1, 3), r"gave \[1, 3\] of torch.float32"),
         (torch.full((1, 3), 3), "gave tokens outside of 0 to 2"),
     ):
-        given = DraftResources(whole_images=partial(images_that_are, wrong))
+        given = DraftResources(models={"one-step": partial(images_that_are, wrong)})
         with pytest.raises(ModelError, match=reason):
             run(ToyTarget(1, 3, 3, 0), recipe, Layout(3), settings, [0], given)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import mmspec.drafters.pearl
+import mmspec.methods.pearl
 from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -41,7 +41,7 @@ def test_tokens_are_those_of_draft(other: int, rows: int, ends: bool) -> None:
 
 
 def test_drafts_of_another_prefix_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmspec.drafters.pearl._Ahead, "fits", lambda *_: True)
+    monkeypatch.setattr(mmspec.methods.pearl._Ahead, "fits", lambda *_: True)
     results = [
         decode(recipe, ToyTarget(5, 2, N, 0), lambda: ToyTarget(5, 2, N, 9), list(range(5)))
         for recipe in ("draft:window=3", "pearl:window=3")
@@ -117,7 +117,7 @@ class ClockedToy(ToyTarget):
 def seconds(recipe: str, draft_seconds: float, other: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """Simulated seconds of 40 images of `N` tokens, if a target call takes one second."""
     clock = Clock()
-    monkeypatch.setattr(mmspec.drafters.pearl, "ThreadPoolExecutor", lambda *arguments: clock)
+    monkeypatch.setattr(mmspec.methods.pearl, "ThreadPoolExecutor", lambda *arguments: clock)
     for seed in range(40):
         target = ClockedToy(clock, 1.0, 1, 2, N, 0)
         decode(recipe, target, lambda: ClockedToy(clock, draft_seconds, 1, 2, N, other), [seed])

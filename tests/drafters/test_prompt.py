@@ -14,16 +14,17 @@ from hf_image_cases import CASES, arguments, job_of
 from torch import Tensor
 from trainable import PROMPTS, tiny_pipe
 
-import mmspec.drafters.tree.prompt
+import mmspec.methods.prompt.drafter
 from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
-from mmspec.drafters.tree.prompt import PromptRunner, with_prompts
 from mmspec.drafters.tree.specinfer import DISTINCT
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.prompt import PromptTokens
+from mmspec.methods.prompt.drafter import PromptRunner, with_prompts
+from mmspec.methods.prompt.head import PromptTokens
+from mmspec.methods.prompt.training import PLACES, prompt_loss
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
@@ -31,7 +32,6 @@ from mmspec.sampling.sampler import TokenSampler
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import FEATURES, ToyTarget
 from mmspec.training.objectives import run_teacher
-from mmspec.training.prompt_objective import PLACES, prompt_loss
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
 N, SETTING = 9, SamplingParams(guidance_scale=1.5)
@@ -39,7 +39,7 @@ N, SETTING = 9, SamplingParams(guidance_scale=1.5)
 
 def test_a_most_likely_token_tested_as_a_sample_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     argmax = replace(DISTINCT, draw=lambda q, u: q.topk(u.shape[-1]).indices.flatten(1))
-    monkeypatch.setattr(mmspec.drafters.tree.prompt, "DISTINCT", argmax)
+    monkeypatch.setattr(mmspec.methods.prompt.drafter, "DISTINCT", argmax)
     result = check("prompt:branch=1/1", SamplingParams(temperature=1.6), 20_000, layout=Layout(4, 2), seed=3)
     assert not result.ok, result
 
@@ -78,7 +78,7 @@ def test_prompts_read_the_same_in_decoding_as_after_the_accepted_tokens_alone(
             calls.append((rows, dense(self._q)))
             return dense(super().root(state))
 
-    monkeypatch.setattr(mmspec.drafters.tree.prompt, "PromptRunner", Recorded)
+    monkeypatch.setattr(mmspec.methods.prompt.drafter, "PromptRunner", Recorded)
     resources = DraftResources(heads={"prompt": prompts})
     tokens = run(make(), parse("prompt:branch=2/2"), Layout(N), [SETTING] * 2, [1, 2], resources).tokens
     assert tokens.max() < prompts.vocab_size and len(calls) > 2

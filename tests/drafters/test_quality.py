@@ -23,13 +23,13 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.target import EarlyExit
-from mmspec.drafters.tree.dyspec import DySpecDrafter
 from mmspec.drafters.tree.eagle2 import DynamicTreeDrafter
 from mmspec.drafters.tree.specinfer import DISTINCT, StaticTreeDrafter
 from mmspec.heads.eagle import EagleHead
-from mmspec.heads.hydra import HydraHeads
-from mmspec.heads.medusa import MedusaHeads
-from mmspec.heads.prompt import PromptTokens
+from mmspec.methods.dyspec.drafter import DySpecDrafter
+from mmspec.methods.hydra.head import HydraHeads
+from mmspec.methods.medusa.head import MedusaHeads
+from mmspec.methods.prompt.head import PromptTokens
 from mmspec.recipes import parse
 from mmspec.sampling.k_seq import smallest_rho
 from mmspec.sampling.logits import Logits

@@ -13,10 +13,10 @@ from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
-from mmspec.drafters.retrieval import RetrievalDrafter
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
-from mmspec.heads.datastore import DEPTH, ContextIndex, Datastore, neighbor_distances
+from mmspec.methods.retrieval.drafter import RetrievalDrafter
+from mmspec.methods.retrieval.head import DEPTH, ContextIndex, Datastore, neighbor_distances
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

@@ -19,7 +19,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
-from mmspec.drafters.short_cache import ShortCacheRunner
+from mmspec.drafters.shared_cache import SharedCacheRunner
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
@@ -104,12 +104,12 @@ def test_the_targets_cache_stays_whole(make: Callable[[], Any], recipe: str) -> 
 def test_reading_a_verified_token_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter that shares the cache may not read tokens that the target does not read after it."""
 
-    def root(self: ShortCacheRunner, state: BatchState) -> Tensor:
+    def root(self: SharedCacheRunner, state: BatchState) -> Tensor:
         count = min(4, int(state.length.min()))
         logits = self._model.forward(state.last(count), state.length - count)
         return dense(self._sampler(logits, state.positions(1) - np.arange(count)[::-1]))[:, -1:]
 
-    monkeypatch.setattr(ShortCacheRunner, "root", root)
+    monkeypatch.setattr(SharedCacheRunner, "root", root)
     assert not torch.equal(greedy(llamagen, "short-cache:window=4,recent=2"), greedy(llamagen, "plain"))
 
 

@@ -13,13 +13,13 @@ from engine_rows import from_engine
 from golden_heads import block_difference, block_head, eagle3_differences, eagle3_head, folder_of, recorded
 from torch import Tensor
 
-import mmspec.heads.block
+import mmspec.methods.block.head
 from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.eagle import EagleRunner
-from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.methods.block.head import BlockHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.params import SamplingParams

@@ -18,12 +18,12 @@ import mmspec
 import mmspec.testing.toys
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.drafters.block import BlockRunner
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.draft_vocabulary import restrict
 from mmspec.heads.speculators import write_speculators
+from mmspec.methods.block.drafter import BlockRunner
+from mmspec.methods.block.head import BlockHead
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.testing.exactness import check
@@ -68,7 +68,7 @@ def test_what_cannot_be_read_or_written_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ModelError, match="missing: embed_tokens.weight"):
         load()
-    with pytest.raises(ModelError, match="is of the kind 'mtp' of speculators; mmspec reads eagle3, dflash and dspark"):
+    with pytest.raises(ModelError, match="is of the kind 'mtp' of speculators; mmspec reads eagle3, dflash, dspark"):
         load(speculators_model_type="mtp")
     with pytest.raises(ModelError, match="does not state transformer_layer_config and mask_token_id"):
         load(mask_token_id=None)
@@ -136,7 +136,7 @@ def test_a_prompt_is_read_without_its_padding(monkeypatch: pytest.MonkeyPatch) -
             firsts.append(q := dense(super().root(state)))
             return q
 
-    monkeypatch.setattr("mmspec.drafters.block.BlockRunner", RecordingRunner)
+    monkeypatch.setattr("mmspec.methods.block.drafter.BlockRunner", RecordingRunner)
 
     def first(prompts: list[list[int]]) -> Tensor:
         width = max(map(len, prompts))
@@ -151,5 +151,7 @@ def test_a_prompt_is_read_without_its_padding(monkeypatch: pytest.MonkeyPatch) -
     alone = first([short])
     assert torch.allclose(first([long, short]), alone, atol=1e-6)
     assert not torch.allclose(first([[6, 4, 5]]), alone, atol=1e-4)  # it reads the first token of the prompt
-    monkeypatch.setattr("mmspec.drafters.block.prompt_padding", lambda target, rows: np.zeros(rows, dtype=np.int64))
+    monkeypatch.setattr(
+        "mmspec.methods.block.drafter.prompt_padding", lambda target, rows: np.zeros(rows, dtype=np.int64)
+    )
     assert not torch.allclose(first([long, short]), alone, atol=1e-4)

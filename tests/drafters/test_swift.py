@@ -16,7 +16,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, skips_layers
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.skipped_layers import SkippedLayers
+from mmspec.methods.swift.head import SkippedLayers
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget

@@ -28,7 +28,7 @@ from mmspec.bulk.requests import SampleRequest, SampleSettings
 from mmspec.bulk.run import BulkResult, generate_missing
 from mmspec.bulk.stores import open_store
 from mmspec.decoding.stats import RowStats, Stats
-from mmspec.distributed import Shard
+from mmspec.environment.distributed import Shard
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.recipes import Recipe
 

@@ -37,11 +37,11 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
+from mmspec.environment.setup_work import setups
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.setup_work import setups
 
 BOOKS, VOCAB, LENGTH, SLACK = 3, 12, 20, 16
 CASES = [

@@ -21,12 +21,12 @@ from mmspec.batching.request import DecodingBatch, PreparedRows
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.heads.frame import FrameHead
+from mmspec.methods.frame.head import FrameHead
+from mmspec.methods.masked import MaskedToy
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import (
     ColumnToy,
-    MaskedToy,
     ToyBackbone,
     ToyHead,
     ToyTarget,
@@ -101,7 +101,7 @@ def columns(recipe: Recipe, rows: Sequence[int]) -> DecodingBatch:
         draft_model=lambda: toy(8),
         draft_sampling=[SamplingParams()] * count,
         codebooks=lambda: toy_codebooks(3, 2, 9),
-        masked_model=lambda: MaskedToy(3, layout, 10),
+        models={"masked": lambda: MaskedToy(3, layout, 10)},
     )
     settings = [SAMPLINGS[row % len(SAMPLINGS)] for row in rows]
     return PreparedRows(toy(7), layout, settings, resources, limits(rows)).batch(recipe, seeds(rows))

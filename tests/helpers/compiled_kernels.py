@@ -31,18 +31,18 @@ from mmspec.kernels import (
     likeliest,
     linear,
     philox,
-    recycle,
     residual,
-    sampled_tree,
     siblings,
     softmax_stats,
-    stand,
-    stopping,
     token_init,
     tree,
     tree_shape,
 )
 from mmspec.kernels.specialization import WIDE
+from mmspec.methods.draft_stop import kernel as stopping
+from mmspec.methods.dyspec import kernel as sampled_tree
+from mmspec.methods.recycle import kernel as recycle
+from mmspec.methods.stand import kernel as stand
 
 POINTERS = {
     "cond": "bf16", "uncond": "bf16", "q_cond": "bf16", "q_uncond": "bf16", "allowed": "i1", "q_allowed": "i1",

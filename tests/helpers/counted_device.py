@@ -29,13 +29,13 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from triton.runtime.interpreter import InterpretedFunction
 
 from mmspec.decoding.target import EarlyExit
-from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
-from mmspec.heads.exit_adapter import ExitAdapter
-from mmspec.heads.grid import GridHead
-from mmspec.heads.hydra import HydraHeads
-from mmspec.heads.medusa import MedusaHeads
 from mmspec.kernels import backend
+from mmspec.methods.block.head import BlockHead
+from mmspec.methods.grid.head import GridHead
+from mmspec.methods.hydra.head import HydraHeads
+from mmspec.methods.kangaroo.head import ExitAdapter
+from mmspec.methods.medusa.head import MedusaHeads
 from mmspec.sampling import mirrored
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.tree import Tree

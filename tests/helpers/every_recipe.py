@@ -15,12 +15,13 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.drafters.columns.coupling import COLUMN_COUPLINGS
 from mmspec.drafters.columns.jacobi import STARTS
+from mmspec.methods.masked import MaskedToy
 from mmspec.recipes import parse
-from mmspec.rules import RULES
+from mmspec.registry import RULES
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.toys import ColumnToy, MaskedToy, ToyTarget, toy_codebooks, toy_resources
+from mmspec.testing.toys import ColumnToy, ToyTarget, toy_codebooks, toy_resources
 from mmspec.ways_to_draft import RECIPES
 
 V, LENGTH, CELLS = 5, 4, 2
@@ -83,7 +84,7 @@ def variants(kind: TokenKind) -> Iterator[str]:
             for knob, its in info.knobs.items():
                 words |= {(knob, word): name for word in its.choices if word not in ("auto", "none", its.default)}
     for (knob, word), name in words.items():
-        if kind == "tokens" or word in (*STARTS, *COLUMN_COUPLINGS):
+        if kind == "tokens" or word in (*STARTS, "recycle", *COLUMN_COUPLINGS):
             yield f"{short(name)},{knob}={word}{',start=left' if knob == 'refresh' else ''}"
 
 
@@ -124,7 +125,7 @@ def decode_columns(recipe: str, setting: Setting) -> Decoded:
         draft_model=lambda: toy(7),
         draft_sampling=[SamplingParams(0.9), SamplingParams(1.1)],
         codebooks=lambda: toy_codebooks(V, CELLS, 3),
-        masked_model=lambda: MaskedToy(V, layout, 9),
+        models={"masked": lambda: MaskedToy(V, layout, 9)},
     )
     guided = any(row.guidance_scale != 1 for row in setting.rows)
     return run(toy(5, guided), parse(recipe), layout, setting.rows, [5, 6], resources)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_rows import decode_frames
-from mmspec.heads.frame import FrameHead
+from mmspec.methods.frame.head import FrameHead
 from mmspec.recipes import parse
 
 

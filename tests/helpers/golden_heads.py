@@ -9,9 +9,9 @@ import torch
 from golden import GOLDEN, expected, waves
 from torch import Tensor
 
-from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.methods.block.head import BlockHead
 
 
 def folder_of(case: str) -> Path:

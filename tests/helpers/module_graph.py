@@ -1,7 +1,7 @@
 """The graph of a checkout's modules: an arrow from each module to the modules that it imports or names in a string.
 
-Imports inside functions count, imports under `TYPE_CHECKING` do not. A string names a module as "package.module" or
-"package.module:attribute"; the names of entry-point groups look alike and are left out.
+Imports inside functions count, and those under `TYPE_CHECKING` where `typing` says so. A string names a module as
+"package.module" or "package.module:attribute"; the names of entry-point groups look alike and are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 FOLDERS = {
     "mmspec": "mmspec",
@@ -55,6 +55,7 @@ def modules_of(root: Path) -> dict[str, Module]:
 def graph_of(
     modules: Mapping[str, Module],
     strings: bool = True,
+    typing: bool = False,
     groups: Iterable[str] = (),
     doors: Mapping[str, str] | None = None,
 ) -> dict[str, set[str]]:
@@ -63,6 +64,7 @@ def graph_of(
     Args:
         modules: By import name.
         strings: Whether a string that names a module counts as an import of it.
+        typing: Whether imports under `TYPE_CHECKING` count.
         groups: Names of entry-point groups, which are strings of the same form.
         doors: Attributes of the root package that it imports when they are used, and the modules they come from. Every
             module imports the root package, whose own imports are therefore left out.
@@ -71,7 +73,7 @@ def graph_of(
     root = next(iter(modules)).partition(".")[0]
     graph: dict[str, set[str]] = {}
     for name, module in modules.items():
-        named = set() if name == root else _imported(module, modules, root, doors)
+        named = set() if name == root else _imported(module, modules, root, doors, typing)
         if strings and name != root:
             named |= {text.partition(":")[0] for text in strings_of(module.tree) if text not in groups}
         targets = {target for each in named if (target := nearest(each, modules)) is not None}
@@ -81,10 +83,12 @@ def graph_of(
     return graph
 
 
-def _imported(module: Module, modules: Mapping[str, Module], root: str, doors: Mapping[str, str]) -> set[str]:
+def _imported(
+    module: Module, modules: Mapping[str, Module], root: str, doors: Mapping[str, str], typing: bool
+) -> set[str]:
     """Dotted names that a module imports; they may go on beyond a module, to an attribute."""
     named, roots = set[str](), set[str]()
-    for node in _nodes(module.tree):
+    for node in _nodes(module.tree, typing):
         if isinstance(node, ast.Import):
             named |= {alias.name for alias in node.names if alias.name != root}
             roots |= {alias.asname or root for alias in node.names if alias.name.partition(".")[0] == root}
@@ -94,7 +98,7 @@ def _imported(module: Module, modules: Mapping[str, Module], root: str, doors: M
                 named.add(doors.get(alias.name, full) if node.module == root and full not in modules else full)
         elif isinstance(node, ast.ImportFrom):
             raise AssertionError(f"line {node.lineno}: relative import")
-    for node in _nodes(module.tree):
+    for node in _nodes(module.tree, typing):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in roots:
             named.add(doors.get(node.attr, f"{root}.{node.attr}"))
     return named
@@ -106,15 +110,20 @@ def strings_of(tree: ast.AST) -> set[str]:
     return {text for text in constants if _DOTTED.fullmatch(text)}
 
 
-def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING:`."""
+def _nodes(tree: ast.AST, typing: bool = False) -> Iterator[ast.AST]:
+    """All nodes; those under `if TYPE_CHECKING:` only with `typing`."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        if not typing and _is_typing(node):
             skipped |= {id(inner) for statement in node.body for inner in ast.walk(statement)}
         yield node
+
+
+def _is_typing(node: ast.AST) -> TypeGuard[ast.If]:
+    """Whether a node is `if TYPE_CHECKING:`."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def _parents(name: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.ngram import NGramTable
 from mmspec.recipes import parse
-from mmspec.rules import RULES
+from mmspec.registry import RULES
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget, toy_heads
 

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.arguments.keywords import check_options
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.stats import Stats
 from mmspec.errors import PromptError
-from mmspec.keywords import check_options
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams

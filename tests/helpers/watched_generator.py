@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.generator import Generator
+from mmspec.bulk.generator import Generator
 
 
 class WatchedGenerator(Generator):

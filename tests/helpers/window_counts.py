@@ -42,14 +42,15 @@ from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.drafters import draft_model as draft_model_module
-from mmspec.drafters import outer_layers, pearl
 from mmspec.drafters.ngram import NGramTable
+from mmspec.environment.setup_work import setups
 from mmspec.errors import ModelError
+from mmspec.methods import pearl
+from mmspec.methods.outer import drafter as outer_layers
 from mmspec.recipes import parse
 from mmspec.sampling import lazy_probs
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.params import SamplingParams
-from mmspec.setup_work import setups
 
 VOCAB, LINE = 12, 6
 RECIPES = [

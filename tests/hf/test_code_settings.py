@@ -13,8 +13,8 @@ from tiny_models import janus
 from transformers import ClapModel
 
 import mmspec
-from mmspec.code_settings import LEFT_OUT, refuse_code, without_code
 from mmspec.errors import ModelError
+from mmspec.files.code_settings import LEFT_OUT, refuse_code, without_code
 from mmspec.hf.folder import check_processor, load_model
 from mmspec.metrics.extractors.pretrained import load_pretrained
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.drafters.columns.token_init import ColumnInitDrafter, ColumnRecycle, RandomColumn, repeat_left
+from mmspec.drafters.columns.token_init import ColumnInitDrafter, RandomColumn, repeat_left
+from mmspec.methods.recycle.columns import ColumnRecycle
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.coupling import couple_columns_by_noise
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, couple_columns, entries, sample_columns, verify_columns

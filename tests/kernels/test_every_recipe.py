@@ -21,7 +21,7 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.models.csm.decoding import CsmFrames
 from mmspec.batching.run import Decoded
 from mmspec.recipes import parse
-from mmspec.rules import RULES
+from mmspec.registry import RULES
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.latents import run_toy
 from mmspec.testing.toys import ToyHead

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmspec.codebook import Codebook, nearest, similar
 from mmspec.errors import ArgumentError
-from mmspec.rules import RULES
+from mmspec.registry import RULES
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.k_seq import verify_drafts

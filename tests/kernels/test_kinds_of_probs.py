@@ -27,7 +27,7 @@ from mmspec.sampling.tree import Chosen, Independent, Tree, TreeDraft, WithoutRe
 pytest.importorskip("triton")
 
 from mmspec.kernels.fused_sampler import Settings
-from mmspec.rules.beta import Beta
+from mmspec.methods.beta import Beta
 from mmspec.sampling.kernel_ops import KERNELS
 from mmspec.sampling.lazy_probs import LazyProbs
 

@@ -12,7 +12,7 @@ from fixed_runner import FixedRunner, trees_of_kernels_and_host
 from torch import Tensor
 
 from mmspec.decoding.layout import Layout
-from mmspec.drafters.tree.dyspec import DySpecDrafter
+from mmspec.methods.dyspec.drafter import DySpecDrafter
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.tree import WithoutReplacement
@@ -20,9 +20,9 @@ from mmspec.testing.exactness import ExactnessResult, check
 
 pytest.importorskip("triton")
 
-from mmspec.kernels import sampled_tree
-from mmspec.kernels.sampled_tree import SampledTree, sample_depth
 from mmspec.kernels.softmax_stats import stats_of_probs
+from mmspec.methods.dyspec import kernel as sampled_tree
+from mmspec.methods.dyspec.kernel import SampledTree, sample_depth
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 ROWS = 4

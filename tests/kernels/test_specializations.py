@@ -26,18 +26,18 @@ from mmspec.kernels import (
     k_seq,
     likeliest,
     philox,
-    recycle,
     residual,
-    sampled_tree,
     siblings,
     softmax_stats,
-    stand,
-    stopping,
     token_init,
     tree,
     tree_shape,
 )
 from mmspec.kernels.specialization import COUNTS, WIDE
+from mmspec.methods.draft_stop import kernel as stopping
+from mmspec.methods.dyspec import kernel as sampled_tree
+from mmspec.methods.recycle import kernel as recycle
+from mmspec.methods.stand import kernel as stand
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget

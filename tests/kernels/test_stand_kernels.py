@@ -14,8 +14,8 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.drafters.jacobi import Jacobi
-from mmspec.drafters.stand import StandDrafter
 from mmspec.drafters.token_init import repeat_left, repeat_up
+from mmspec.methods.stand.drafter import StandDrafter
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict
@@ -23,7 +23,8 @@ from mmspec.sampling.rng import INIT, WindowRNG
 
 pytest.importorskip("triton")
 
-from mmspec.kernels import softmax_stats, stand
+from mmspec.kernels import softmax_stats
+from mmspec.methods.stand import kernel as stand
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 LENGTH, CPU = 30, torch.device("cpu")

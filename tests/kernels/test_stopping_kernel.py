@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.drafters.stopping import StoppingDrafter
+from mmspec.methods.draft_stop.drafter import StoppingDrafter
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs, dense
@@ -21,8 +21,8 @@ from mmspec.sampling.tree_rejection import Outcome
 
 pytest.importorskip("triton")
 
-from mmspec.kernels import stopping
 from mmspec.kernels.softmax_stats import stats_of_probs
+from mmspec.methods.draft_stop import kernel as stopping
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 VOCAB = 300

@@ -15,10 +15,10 @@ from mmspec.decoding.adaptive_branching import FixedBranching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.drafters.ngram import NGramTable
-from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.token_init import repeat_left, repeat_up
 from mmspec.drafters.tree import specinfer
 from mmspec.drafters.tree.ngram_tree import NGramTreeDrafter, tree_plan
+from mmspec.methods.recycle.token_init import Recycle
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -26,8 +26,9 @@ from mmspec.sampling.tree import Tree
 
 pytest.importorskip("triton")
 
-from mmspec.kernels import fused_sampler, recycle, siblings, softmax_stats, token_init, tree
+from mmspec.kernels import fused_sampler, siblings, softmax_stats, token_init, tree
 from mmspec.kernels.draft_tree import draft_tree
+from mmspec.methods.recycle import kernel as recycle
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 VOCAB, LENGTH, CPU = 7, 30, torch.device("cpu")

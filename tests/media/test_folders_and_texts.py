@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from mmspec.bulk.requests import SampleSettings, read_requests
 from mmspec.cli.speak import read_texts
-from mmspec.documents import read_json, read_yaml
 from mmspec.errors import ArgumentError
+from mmspec.files.documents import read_json, read_yaml
 from mmspec.media.listing import list_files, list_folders
 from mmspec.metrics.evaluation.media import list_media
 from mmspec.metrics.evaluation.suites.prompts import suite_prompts

@@ -26,7 +26,7 @@ import mmspec
 from mmspec.bulk.media import write_durably
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, OutputError, UnknownNameError
-from mmspec.fingerprint import fingerprint
+from mmspec.files.fingerprint import fingerprint
 from mmspec.loading import load
 from mmspec.metrics.evaluation import generation
 from mmspec.metrics.evaluation.config import EvalConfig

@@ -13,8 +13,8 @@ import soundfile
 from PIL import Image
 
 from mmspec.cli.app import main
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, MMSpecError, PluginError, UnknownNameError
-from mmspec.importing import resolve
 from mmspec.metrics import metric, registry
 from mmspec.metrics.audio.cepstrum import mel_cepstral_distortion
 from mmspec.metrics.audio.stft_distance import stft_distance

@@ -20,7 +20,7 @@ from PIL import Image
 
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError
-from mmspec.locks import FILE, locked
+from mmspec.files.locks import FILE, locked
 from mmspec.media.images import read_image
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, find_sample, sample_path
 from mmspec.metrics.evaluation.media import read_waveform
@@ -38,7 +38,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
 HOLD = """
 import sys
 from pathlib import Path
-from mmspec.locks import locked
+from mmspec.files.locks import locked
 with locked(Path(sys.argv[1]), "DIR"):
     print("locked", flush=True)
     sys.stdin.read()

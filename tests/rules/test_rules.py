@@ -16,7 +16,7 @@ from relaxed_rules import CODEBOOK, RELAXED, SETTINGS, V, decode
 from torch import Tensor
 
 import mmspec.codebook
-import mmspec.rules.lantern
+import mmspec.methods.lantern
 import mmspec.sampling.rejection
 from mmspec.batching.run import run
 from mmspec.codebook import Codebook, kmeans, nearest, similar
@@ -24,9 +24,10 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import bind_features
 from mmspec.errors import ArgumentError, UnknownNameError
-from mmspec.heads.judge import Judge
+from mmspec.methods.judge.head import Judge
 from mmspec.recipes import parse
-from mmspec.rules import RULES, Rule
+from mmspec.registry import RULES
+from mmspec.rules import Rule
 from mmspec.sampling.acceptance import FeatureRule
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import ratio
@@ -190,7 +191,7 @@ def test_zeroed_neighbourhood_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) 
         around = table[0][q.argmax(-1)].long()
         return left.scatter(-1, around, left.gather(-1, around) * (q.sum(-1, keepdim=True) == 0))
 
-    monkeypatch.setattr(mmspec.rules.lantern, "nearest", remember)
+    monkeypatch.setattr(mmspec.methods.lantern, "nearest", remember)
     monkeypatch.setattr(mmspec.sampling.rejection, "residual", zeroed)
     tv, allowed = measure()
     assert tv > allowed

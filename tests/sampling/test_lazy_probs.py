@@ -18,10 +18,10 @@ from mmspec.codebook import Codebook
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.drafters.stand import StandDrafter
 from mmspec.drafters.token_init import repeat_left
 from mmspec.errors import ModelError
-from mmspec.heads.prompt import PromptTokens
+from mmspec.methods.prompt.head import PromptTokens
+from mmspec.methods.stand.drafter import StandDrafter
 from mmspec.recipes import parse
 from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.constraints import Constraint, ForcedCells
@@ -37,7 +37,7 @@ pytest.importorskip("triton")
 
 from mmspec.kernels.fused_sampler import Settings
 from mmspec.kernels.rule import KernelRule
-from mmspec.rules.lantern import Additive
+from mmspec.methods.lantern import Additive
 from mmspec.sampling import lazy_verification
 from mmspec.sampling.kernel_ops import KERNELS
 from mmspec.sampling.lazy_probs import LazyProbs

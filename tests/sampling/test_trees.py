@@ -20,7 +20,7 @@ from relaxed_rules import RELAXED, SETTINGS
 from relaxed_rules import decode as decode_by_rule
 from torch import Tensor
 
-import mmspec.drafters.tree.dyspec
+import mmspec.methods.dyspec.drafter
 import mmspec.sampling.k_seq
 import mmspec.sampling.tree_rejection
 from mmspec.batching.run import run
@@ -265,7 +265,7 @@ def node_sampled_twice(patch: pytest.MonkeyPatch) -> None:
         rows = torch.arange(len(u))
         return torch.where(weights[rows, one] >= weights[rows, other], one, other)
 
-    patch.setattr(mmspec.drafters.tree.dyspec, "sample", likelier)
+    patch.setattr(mmspec.methods.dyspec.drafter, "sample", likelier)
 
 
 def independent_drafts_with_a_ratio(patch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 import mmspec.decoding.loop
 import mmspec.decoding.window_policy
-import mmspec.drafters.cascade
 import mmspec.drafters.coupling
+import mmspec.methods.cascade
 import mmspec.sampling.rejection
 import mmspec.sampling.sampler
 import mmspec.testing.toys
@@ -34,16 +34,16 @@ from mmspec.decoding.to_end import decode_to_end
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.jacobi import Jacobi
-from mmspec.drafters.masked import MaskedDrafter
 from mmspec.drafters.ngram import NGramTable
-from mmspec.drafters.outer_layers import OuterLayers
-from mmspec.drafters.pearl import PearlDrafter
 from mmspec.drafters.refresh import Refresh
-from mmspec.drafters.retrieval import RetrievalDrafter
-from mmspec.drafters.stand import StandDrafter
-from mmspec.drafters.stopping import StoppingDrafter
 from mmspec.drafters.token_init import repeat_left
-from mmspec.heads.outer import OuterHead
+from mmspec.methods.draft_stop.drafter import StoppingDrafter
+from mmspec.methods.masked import MaskedDrafter
+from mmspec.methods.outer.drafter import OuterLayers
+from mmspec.methods.outer.head import OuterHead
+from mmspec.methods.pearl import PearlDrafter
+from mmspec.methods.retrieval.drafter import RetrievalDrafter
+from mmspec.methods.stand.drafter import StandDrafter
 from mmspec.recipes import parse
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
@@ -347,7 +347,9 @@ def outer_head_that_reads_old_tokens(patch: pytest.MonkeyPatch) -> None:
 
 def outer_head_that_attends_ahead(patch: pytest.MonkeyPatch) -> None:
     attend = torch.nn.functional.scaled_dot_product_attention
-    patch.setattr("mmspec.heads.outer.F.scaled_dot_product_attention", lambda q, k, v, attn_mask: attend(q, k, v))
+    patch.setattr(
+        "mmspec.methods.outer.head.F.scaled_dot_product_attention", lambda q, k, v, attn_mask: attend(q, k, v)
+    )
 
 
 def draft_likeliest_but_claim_stored(patch: pytest.MonkeyPatch) -> None:
@@ -375,7 +377,7 @@ def claim_sampled_guesses(patch: pytest.MonkeyPatch) -> None:
 
 def accept_all_inner_drafts(patch: pytest.MonkeyPatch) -> None:
     """The middle model of a cascade vouches for drafts that it has not tested."""
-    patch.setattr(mmspec.drafters.cascade, "ratio", lambda p, q, x: torch.ones(x.shape))
+    patch.setattr(mmspec.methods.cascade, "ratio", lambda p, q, x: torch.ones(x.shape))
 
 
 def claim_frequencies_of_the_datastore(patch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,12 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
-from mmspec.heads.judge import Judge
+from mmspec.methods.judge.head import Judge
+from mmspec.methods.judge.training import ROWS, Continuation, JudgeSettings, train_judge
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import FEATURES, ToyTarget
-from mmspec.training.judge import ROWS, Continuation, JudgeSettings, train_judge
 from mmspec.training.prepared import PreparedPrompts
 
 V, N = 6, 8

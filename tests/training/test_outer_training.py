@@ -19,13 +19,14 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
-from mmspec.heads.outer import OuterHead
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.loading import add_drafter
+from mmspec.methods.outer.head import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget
-from mmspec.training.kinds import KINDS, HeadSizes
+from mmspec.training.drafter_kind import HeadSizes
+from mmspec.training.kinds import KINDS, check_loss
 from mmspec.training.trainer import Trainer
 from mmspec.vision.hf.pipeline import TransformersPipeline
 
@@ -158,10 +159,10 @@ def test_refusals(tmp_path: Path) -> None:
         Trainer(tiny_pipe(), settings("outer"), tmp_path)
     with pytest.raises(ArgumentError, match="--kind outer is trained in one process; 2 were started"):
         Trainer(tiny_pipe(4), settings("outer"), tmp_path, 0, 2)
-    with pytest.raises(ArgumentError, match="'lk' is for heads that draft a chain, which an outer head does not"):
-        settings("outer", loss="lk")
+    with pytest.raises(ArgumentError, match="'lk' is for heads that draft a chain, which a head for outer layers"):
+        check_loss(settings("outer", loss="lk"))
     with pytest.raises(ArgumentError, match="compares features, which differ"):
-        settings("outer", loss="smooth-l1+ce")
+        check_loss(settings("outer", loss="smooth-l1+ce"))
     new: Any = KINDS["outer"].new
     other, sized = causal(layers=4), (Layout(16, width=4), 8, 16, 2, 100.0, 4)
     other.can_reuse_updates = False

@@ -35,7 +35,7 @@ from transformers import (
 )
 
 import mmspec
-from mmspec.checkpoint import check_tensors
+from mmspec.files.checkpoint import check_tensors
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf import vqgan
 from mmspec.vision.hf.adapters.glm import GlmAdapter

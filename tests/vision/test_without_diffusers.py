@@ -16,7 +16,7 @@ from tiny_llamagen import V, tiny
 
 import mmspec
 from mmspec.errors import ModelError
-from mmspec.output import Output
+from mmspec.pipeline.output import Output
 from mmspec.vision.component import WEIGHTS_NAME, Component
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable

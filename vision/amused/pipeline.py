@@ -17,11 +17,11 @@ from torch import Tensor
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
 from mmspec.arguments import check_integer, check_number, one_text, processor_errors, shown, text_list
+from mmspec.arguments.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.batching.closed import PreparedClosed
 from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
-from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.masked.keeping import Keeper
 from mmspec.masked.loop import MaskedBatch
 from mmspec.recipes import Recipe, parse

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mmspec import hub
 from mmspec.arguments import shown
-from mmspec.checkpoint import building, check_tensors, count_blocks, read_header, read_tensors, sizes_of
 from mmspec.errors import ArgumentError, MMSpecError
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, read_header, read_tensors, sizes_of
 from mmspec.vision.cosmos_ar.pipeline import CosmosPipeline, check_tokenizer
 from mmspec.vision.cosmos_ar.tokenizer import load_video_tokenizer
 from mmspec.vision.cosmos_ar.transformer import CosmosTransformer

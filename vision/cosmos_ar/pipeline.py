@@ -14,6 +14,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
 from mmspec.arguments import one_text, shown
+from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -22,8 +23,7 @@ from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.drafters.neighbors import NeighborDrafter
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.keywords import check_options, refuse_unknown_keywords
-from mmspec.output import Output
+from mmspec.pipeline.output import Output
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mmspec.checkpoint import describe
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import describe
 
 FILE = "decoder.jit"
 # The product of the quantizer's levels (8, 8, 8, 5, 5, 5).

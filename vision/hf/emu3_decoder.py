@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Emu3VQVAE
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
-from mmspec.checkpoint import building, check_tensors
+from mmspec.files.checkpoint import building, check_tensors
 from mmspec.hf.folder import read_json
 from mmspec.vision.llamagen.checkpoint import read_tensors
 

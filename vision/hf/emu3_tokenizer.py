@@ -12,7 +12,7 @@ from transformers import Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mmspec.errors import ModelError
-from mmspec.inputs import read_bytes, read_text
+from mmspec.files.inputs import read_bytes, read_text
 
 RANKS, MARKS = "emu3.tiktoken", "emu3_vision_tokens.txt"
 BEGIN, END, PAD = "<|extra_203|>", "<|extra_204|>", "<|endoftext|>"

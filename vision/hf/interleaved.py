@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers.generation import GenerationMixin
 
 from mmspec.arguments import check_integer, processor_errors, shown
+from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError, MMSpecError, PromptError, unknown_name
 from mmspec.hf.generate import generate, salted
-from mmspec.keywords import check_options, refuse_unknown_keywords
-from mmspec.output import Output
+from mmspec.pipeline.output import Output
 from mmspec.recipes import Recipe, on_device, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds

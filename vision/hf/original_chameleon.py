@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, ChameleonProcessor, PreTrainedTokenizerFast
 
-from mmspec.checkpoint import read_tensors, sizes_of
-from mmspec.documents import read_object
 from mmspec.errors import ModelError
-from mmspec.inputs import read_text
+from mmspec.files.checkpoint import read_tensors, sizes_of
+from mmspec.files.documents import read_object
+from mmspec.files.inputs import read_text
 from mmspec.vision.hf.original_weights import load_renamed, rename
 
 WEIGHTS = ("consolidated.pth", "consolidated.00.pth")

@@ -16,8 +16,8 @@ from transformers import (
     JanusProcessor,
 )
 
-from mmspec.checkpoint import describe, sizes_of
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import describe, sizes_of
 from mmspec.hf.folder import LOAD_ERRORS, read_json
 from mmspec.vision.hf.original_weights import load_renamed, read_folder
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.checkpoint import building, check_tensors, describe, read_tensors
-from mmspec.code_settings import refuse_quantized
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_tensors, describe, read_tensors
+from mmspec.files.code_settings import refuse_quantized
 from mmspec.hf.folder import LOAD_ERRORS
 
 Renaming = Sequence[tuple[str, str]]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from mmspec.checkpoint import building, check_depths
-from mmspec.documents import read_object
+from mmspec.files.checkpoint import building, check_depths
+from mmspec.files.documents import read_object
 from mmspec.vision.hf.original_weights import load_renamed, read_folder
 from mmspec.vision.hf.xomni import XOmniConfig, XOmniForCausalLM
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.generation import GenerationMixin
 
 from mmspec.arguments import one_text, processor_errors
+from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
@@ -24,7 +25,6 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import load_head, load_heads, save_heads
 from mmspec.heads.head import Head
 from mmspec.hf.generate import GenerateJob, captured_job, salted
-from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, on_device, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import adapted_class, adapter_of, is_plugin
-from mmspec.importing import resolve
 from mmspec.vision.hf.image_adapter import Components, ImageAdapter
 
 # By class name, as `mmspec.hf.adapters.GENERATE_ADAPTERS`.

@@ -10,8 +10,8 @@ from typing import Any
 from diffusers import VQModel
 from torch import Tensor
 
-from mmspec.checkpoint import building, count_blocks, sizes_of
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, count_blocks, sizes_of
 from mmspec.vision.llamagen.checkpoint import read_tensors
 from mmspec.vision.llamagen.tokenizer import ATTENTION, RESIDUAL, fill
 

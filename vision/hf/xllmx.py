@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, GenerationConfig
 
-from mmspec.checkpoint import building, check_depths, sizes_of
-from mmspec.documents import read_object
+from mmspec.files.checkpoint import building, check_depths, sizes_of
+from mmspec.files.documents import read_object
 from mmspec.vision.hf.original_weights import load_renamed, read_folder
 
 # The class in the published config.json.

@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.errors import ModelError
-from mmspec.inputs import check_regular
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, sizes_of
+from mmspec.files.inputs import check_regular
 from mmspec.media.listing import natural_order
 from mmspec.vision.infinity.transformer import InfinityTransformer
 from mmspec.vision.llamagen.checkpoint import read_tensors

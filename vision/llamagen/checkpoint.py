@@ -12,10 +12,10 @@ import torch
 from diffusers import ModelMixin
 from torch import Tensor
 
-from mmspec import checkpoint
-from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
-from mmspec.documents import read_object
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.files import checkpoint
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, sizes_of
+from mmspec.files.documents import read_object
 from mmspec.media.listing import list_files
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.transformer import MAX_GRID

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mmspec.arguments import check_integer, one_text, shown
+from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -21,10 +22,9 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
-from mmspec.documents import read_object
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.files.documents import read_object
 from mmspec.heads.head import Head
-from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.pipeline import Arguments
 from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from diffusers import VQModel
 from torch import Tensor
 
-from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.vision.llamagen.checkpoint import Config, read_config, read_tensors
 
 # Parts of a residual or attention block: original names -> those of diffusers.

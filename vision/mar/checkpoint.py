@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.vision.llamagen.checkpoint import read_config, read_tensors
 from mmspec.vision.mar.transformer import MARTransformer
 

@@ -15,8 +15,8 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.vision.llamagen.checkpoint import read_tensors
 from mmspec.vision.llamagen.tokenizer import ATTENTION, RESIDUAL
 

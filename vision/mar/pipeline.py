@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.arguments import check_integer, check_number, shown
+from mmspec.arguments.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.batching.closed import PreparedClosed
 from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.continuous.prepared import PreparedLatents, build_latent_rule
@@ -24,7 +25,6 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
-from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds

@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.arguments import check_flag, check_integer, check_number, shown
+from mmspec.arguments.keywords import refuse_unknown_keywords
 from mmspec.batching.closed import PreparedClosed
 from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
-from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds

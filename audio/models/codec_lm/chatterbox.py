@@ -20,9 +20,9 @@ from transformers import LlamaConfig, LlamaModel
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox
 from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, read_state
 from mmspec.audio.text import split_text
-from mmspec.checkpoint import count_blocks, sizes_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.inputs import check_regular
+from mmspec.files.checkpoint import count_blocks, sizes_of
+from mmspec.files.inputs import check_regular
 from mmspec.sampling.params import SamplingParams
 
 FILE = "t3_cfg.safetensors"

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 from mmspec.arguments import shown
 from mmspec.audio.models.codec_lm import chatterbox
 from mmspec.audio.models.codec_lm.chatterbox import PUNCTUATION, Chatterbox, normalize_punctuation, read_t3
-from mmspec.checkpoint import describe
-from mmspec.documents import read_json
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.files.checkpoint import describe
+from mmspec.files.documents import read_json
 
 FILES = ("t3_mtl23ls_v3.safetensors", "t3_mtl23ls_v2.safetensors")  # the first that is there
 VOCABULARY, CANGJIE = "grapheme_mtl_merged_expanded_v1.json", "Cangjie5_TC.json"

@@ -28,8 +28,8 @@ from mmspec.audio.models.codec_lm.chatterbox import (
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, read_state
 from mmspec.audio.text import split_text
-from mmspec.checkpoint import count_blocks, describe, sizes_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.files.checkpoint import count_blocks, describe, sizes_of
 from mmspec.hf.folder import LOAD_ERRORS
 from mmspec.sampling.logits_processors import FORBIDDEN, RepetitionPenalty
 from mmspec.sampling.params import SamplingParams

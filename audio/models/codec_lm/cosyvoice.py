@@ -21,8 +21,8 @@ from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, r
 from mmspec.audio.positions import check_positions
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import ending_like, split_text
-from mmspec.checkpoint import check_depths, sizes_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.files.checkpoint import check_depths, sizes_of
 from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.hf.folder import read_config, read_json, read_processor
 from mmspec.sampling.logits_processors import RepetitionAware

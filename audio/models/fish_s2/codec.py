@@ -18,7 +18,7 @@ from mmspec.audio.codecs.stepped_stream import SteppedStream
 from mmspec.audio.codecs.streamed_layers import SlidingKeys, StreamState, streamed
 from mmspec.audio.models.fish_s2.codec_modules import HEAD, FishCodecModel, read_sizes
 from mmspec.audio.models.fish_s2.model import NAMES, halves
-from mmspec.checkpoint import building, check_tensors, read_tensors
+from mmspec.files.checkpoint import building, check_tensors, read_tensors
 
 FILE = "codec.pth"
 SAMPLING_RATE = 44100

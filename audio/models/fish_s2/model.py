@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 from mmspec.arguments import shown
 from mmspec.audio.config_file import integer_in
 from mmspec.audio.rounded_rotary import RoundedRotary
-from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.hf.folder import BUFFERS, read_json
 
 SLOW, FAST = "text_model.model.", "audio_decoder."

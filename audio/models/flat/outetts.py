@@ -18,8 +18,8 @@ import ftfy
 from mmspec.arguments import check_integer, check_number, shown
 from mmspec.audio.models.flat.decoding import MarkedCodes, StreamFormat
 from mmspec.audio.models.flat.style import Style
-from mmspec.documents import read_json
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.files.documents import read_json
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 

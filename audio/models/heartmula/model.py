@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from mmspec.checkpoint import building, load_tensors, read_model_tensors
 from mmspec.errors import ModelError, unknown_name
+from mmspec.files.checkpoint import building, load_tensors, read_model_tensors
 from mmspec.hf.folder import read_json
 
 LARGEST = 2**20  # of a size in a configuration

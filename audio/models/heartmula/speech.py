@@ -21,11 +21,11 @@ from mmspec.audio.models.heartmula.decoding import HeartMuLaFrames, SongPrompt
 from mmspec.audio.models.heartmula.model import HeartMuLa, read_model
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.batching.request import PreparedBatch
-from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.files.checkpoint import describe
+from mmspec.files.inputs import check_regular
 from mmspec.heads.head import Head
 from mmspec.hf.folder import read_json
-from mmspec.inputs import check_regular
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 

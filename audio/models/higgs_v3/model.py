@@ -17,8 +17,8 @@ from mmspec.arguments import shown
 from mmspec.audio.codecs.higgs import HiggsCodec
 from mmspec.audio.config_file import integer_in
 from mmspec.audio.rounded_rotary import RoundedRotary
-from mmspec.checkpoint import building, check_depths, check_tensors, load_tensors, read_model_tensors
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, check_depths, check_tensors, load_tensors, read_model_tensors
 from mmspec.hf.folder import BUFFERS, read_json
 
 ROPE_THETA = 1_000_000.0  # of a Qwen3 whose configuration leaves it open

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from mmspec.arguments import shown
 from mmspec.audio.config_file import LARGEST, integer_in
-from mmspec.checkpoint import building, load_tensors, read_tensors
 from mmspec.errors import ModelError
+from mmspec.files.checkpoint import building, load_tensors, read_tensors
 from mmspec.hf.folder import read_json
 from mmspec.hf.slot_cache import SlotCache
 

@@ -28,8 +28,8 @@ from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.sentencepiece_file import read_sentencepiece
 from mmspec.audio.text import split_text
 from mmspec.batching.request import PreparedBatch
-from mmspec.checkpoint import read_tensors
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.files.checkpoint import read_tensors
 from mmspec.heads.head import Head
 from mmspec.hf.folder import read_json
 from mmspec.recipes import Recipe

@@ -15,7 +15,7 @@ from mmspec.errors import ModelError
 
 
 class MagnetBlocks:
-    """The next columns of delayed codes by a MAGNeT; see `mmspec.drafters.masked.MaskedModel`.
+    """The next columns of delayed codes by a MAGNeT; see `mmspec.methods.masked.MaskedModel`.
 
     One pass reads each row once per codebook k, with the frames known so far of the codebooks up to k and all others
     masked, as the model was trained to fill codebook k. It is not guided.

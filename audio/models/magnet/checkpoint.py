@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mmspec.audio.models.magnet.model import MagnetConfig, MagnetTransformer
-from mmspec.checkpoint import building, check_tensors, count_blocks, read_weights, sizes_of
-from mmspec.documents import parse_yaml
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.files.checkpoint import building, check_tensors, count_blocks, read_weights, sizes_of
+from mmspec.files.documents import parse_yaml
 
 FILE, CODEC_FILE = "state_dict.bin", "compression_state_dict.bin"
 # What the transformer implements; settings that are absent have these values.

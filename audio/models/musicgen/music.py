@@ -112,7 +112,7 @@ class MusicgenAdapter:
         if isinstance(self.draft_model, MagnetTransformer):
             text = states.last_hidden_state, words["attention_mask"].bool()
             blocks = partial(MagnetBlocks, self.draft_model, *text, delays_of(model), frames)
-            whole, draft = replace(whole, masked_model=blocks), None
+            whole, draft = replace(whole, models={"masked": blocks}), None
         else:
             draft = None if self.draft_model is None else plan(self.draft_model, request)
         return whole.prepare(model, recipe, len(parts), draft, self.codec.tables)

@@ -22,8 +22,8 @@ from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_tokens
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.errors import ArgumentError
+from mmspec.files.inputs import check_regular
 from mmspec.hf.padding import with_padding
-from mmspec.inputs import check_regular
 from mmspec.media.listing import list_files
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

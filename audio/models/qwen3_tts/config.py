@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import Qwen3Config
 
-from mmspec.checkpoint import sizes_of
 from mmspec.errors import ArgumentError, did_you_mean
+from mmspec.files.checkpoint import sizes_of
 
 SPECIAL = 1024  # the last ids of the talker's vocabulary are no codes
 # What the class of the original fills in for a speaker encoder.

@@ -17,7 +17,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import ECAPA_TimeDel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from mmspec.audio.models.qwen3_tts.config import Qwen3TTSConfig, read_config
-from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
+from mmspec.files.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.hf.folder import BUFFERS, read_json
 
 

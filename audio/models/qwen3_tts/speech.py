@@ -38,8 +38,8 @@ from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_text
 from mmspec.batching.request import PreparedBatch
-from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.files.checkpoint import describe
 from mmspec.heads.head import Head
 from mmspec.hf.folder import LOAD_ERRORS, read_json
 from mmspec.hub import current_access

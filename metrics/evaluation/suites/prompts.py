@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import limits
-from mmspec.documents import parse_json, read_json
 from mmspec.errors import ArgumentError
-from mmspec.inputs import read_text
+from mmspec.files.documents import parse_json, read_json
+from mmspec.files.inputs import read_text
 from mmspec.media.listing import list_files
 from mmspec.media.text import lines_of
 from mmspec.metrics.evaluation.suites.suite import PromptFile, Suite

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
-from mmspec.documents import read_yaml
 from mmspec.errors import unknown_name
+from mmspec.files.documents import read_yaml
 from mmspec.metrics.metric import Kind
 
 _DATA = Path(__file__).with_name("data")

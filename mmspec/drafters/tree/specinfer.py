@@ -26,13 +26,11 @@ from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.knobs import LARGEST, branches
-from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Independent, Siblings, Tree, TreeDraft, TreeNumbers, WithoutReplacement
-from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
+from mmspec.sampling.tree_rejection import Outcome
 
 
 @dataclass(frozen=True)
@@ -132,35 +130,22 @@ def sample_without_replacement(q: Tensor, u: Tensor) -> Tensor:
     return torch.stack(children, dim=-1).flatten(1)
 
 
-def verify_drafts(
-    ops: TorchOps, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
-) -> TreeVerdict:
-    """Tests independent drafts together, see `mmspec.sampling.k_seq`; a `TreeVerification`."""
-    return ops.verify_drafts(p, draft, rule, accept_u, resample_u)
-
-
 DISTINCT = SiblingSampler(sample_without_replacement, WithoutReplacement, distinct=True)
 INDEPENDENT = SiblingSampler(sample_independent, Independent)
-K_SEQ = SiblingSampler(sample_independent, Independent, verify_drafts)
 
 
 def build_without_replacement(context: DraftingContext) -> StaticTreeDrafter:
     """Builds the drafter of the recipes `tree` and of trees from heads, such as `tree-eagle`."""
-    return _build(context, branching_of(context), DISTINCT)
+    return build_static(context, branching_of(context), DISTINCT)
 
 
 def build_independent(context: DraftingContext) -> StaticTreeDrafter:
     """Builds the drafter of the recipe `tree-chains`."""
-    return _build(context, branching_of(context), INDEPENDENT)
+    return build_static(context, branching_of(context), INDEPENDENT)
 
 
-def build_k_seq(context: DraftingContext) -> StaticTreeDrafter:
-    """Builds the drafter of the recipe `spectr`."""
-    knobs = context.recipe.knobs
-    return _build(context, FixedBranching([int(knobs["drafts"])] + [1] * (int(knobs["length"]) - 1)), K_SEQ)
-
-
-def _build(context: DraftingContext, branching: Branching, sibling_sampler: SiblingSampler) -> StaticTreeDrafter:
+def build_static(context: DraftingContext, branching: Branching, sibling_sampler: SiblingSampler) -> StaticTreeDrafter:
+    """A drafter of trees of a static shape, from the draft model or the head of the recipe."""
     runner = build_runner(context, context.recipe.info.runner)
     return StaticTreeDrafter(runner, branching, sibling_sampler, context.target.device)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mmspec.arguments import check_integer, check_number, one_text, shown, text_list
+from mmspec.arguments.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.continuous.sampler import LatentModel
@@ -22,7 +23,6 @@ from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
-from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.pipeline import Arguments, ModelPipeline
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call

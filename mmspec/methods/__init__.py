@@ -1,0 +1,1 @@
+"""Methods beyond the core: drafters, heads, acceptance rules and their training, a file or a folder for each paper."""

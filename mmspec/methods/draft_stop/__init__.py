@@ -1,0 +1,1 @@
+"""A draft model that stops where it becomes unsure (SpecDec++, AdaEDL)."""

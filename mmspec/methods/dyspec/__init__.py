@@ -1,0 +1,1 @@
+"""Trees that are sampled node by node, by expected value (DySpec)."""

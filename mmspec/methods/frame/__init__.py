@@ -1,0 +1,1 @@
+"""Frame heads: multi-token prediction of whole frames, for models with a depth decoder."""

@@ -1,0 +1,1 @@
+"""Hydra heads: Medusa heads that also read the drafts before them."""

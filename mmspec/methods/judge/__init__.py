@@ -1,0 +1,1 @@
+"""Judge Decoding: a trained classifier of the target's features accepts drafts."""

@@ -1,0 +1,1 @@
+"""Medusa heads on the target's last feature, each one position further ahead."""

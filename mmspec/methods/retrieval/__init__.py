@@ -1,0 +1,1 @@
+"""Drafts from a datastore, or from earlier in the same row."""

@@ -1,0 +1,1 @@
+"""STAND: samples of the target's own distributions after the same neighbors."""

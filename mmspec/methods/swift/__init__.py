@@ -1,0 +1,1 @@
+"""SWIFT: the target without some of its layers, which were chosen beforehand, drafts."""
