@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,8 @@ from mmspec.bulk.calls import GeneratedSample, batches, generate_accepted
 from mmspec.bulk.folder import FailedSample, SampleEntry, ShardFolder
 from mmspec.bulk.requests import SampleRequest
 from mmspec.bulk.stores import Store
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,10 @@ def generate_missing(
     report(len(requests) - len(pending))
     generated = failed = 0
     for batch in batches(pending, batch_size):
+        start = time.perf_counter()
         samples, refused = generate_accepted(pipe, batch)
+        seconds = time.perf_counter() - start
+        log.info("%d samples in %.2f s, %d refused", len(samples), seconds, len(refused))
         entries = []
         for sample in samples:
             file = store.path(sample.request.name, sample.suffix)

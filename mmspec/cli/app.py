@@ -21,6 +21,7 @@ from mmspec.cli.eval import evaluate
 from mmspec.cli.export_drafter import export_drafter
 from mmspec.cli.generate import generate
 from mmspec.cli.image import image
+from mmspec.cli.logs import Verbose, logged, share_verbose
 from mmspec.cli.ls import ls
 from mmspec.cli.measure import measure
 from mmspec.cli.music import music
@@ -82,6 +83,7 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Holds the options of `mmspec` itself."""
 
@@ -106,8 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # paths that the terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = typer.main.get_command(app)
+    share_verbose(command)
     try:
-        with command.make_context("mmspec", words) as context:
+        with logged(), command.make_context("mmspec", words) as context:
             command.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,6 +28,7 @@ from mmspec.cli.options import (
     Width,
     read_recipe,
 )
+from mmspec.cli.run_progress import EVERY, LogEvery, RunProgress
 from mmspec.errors import ArgumentError
 
 
@@ -86,6 +87,7 @@ def generate(
     draft_model: DraftModel = None,
     dtype: Weights = DType.auto,
     device: Device = "cpu",
+    log_every: LogEvery = EVERY,
     as_json: Json = False,
 ) -> None:
     """Generate a sample per prompt into a folder, with a journal, and print what was done.
@@ -118,7 +120,7 @@ def generate(
     identity = RunIdentity(model, fingerprint(pipe), format)
     with open_shard(output, mine, identity) as folder:
         store = open_store(format, folder, identity.fingerprint, pack)
-        with _bar(len(requests), quiet=as_json) as on_samples:
+        with _counted(len(requests), as_json, log_every) as on_samples:
             result = generate_missing(
                 pipe,
                 requests,
@@ -144,25 +146,16 @@ def generate(
 
 
 @contextmanager
-def _bar(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a callback that counts samples on stderr, with an estimate of the time that is left.
-
-    The first count, of samples of earlier runs, does not enter the estimate.
-    """
-    from tqdm import tqdm
-
-    bar: Any = None
+def _counted(total: int, quiet: bool, every: float) -> Iterator[Callable[[int], None]]:
+    """Yields a callback that counts samples on stderr; its first count is that of samples of earlier runs."""
+    progress: RunProgress | None = None
 
     def on_samples(count: int) -> None:
-        nonlocal bar
-        if bar is None:
-            hidden = quiet or sys.stderr is None or not sys.stderr.isatty()
-            bar = tqdm(total=total, initial=count, unit=" samples", file=sys.stderr, disable=hidden, smoothing=0.05)
+        nonlocal progress
+        if progress is None:
+            progress = stack.enter_context(RunProgress(total, "samples", quiet=quiet, every=every, done=count))
         else:
-            bar.update(count)
+            progress.update(count)
 
-    try:
+    with ExitStack() as stack:
         yield on_samples
-    finally:
-        if bar is not None:
-            bar.close()

@@ -53,13 +53,12 @@ def test_a_limit_beyond_the_prompts_is_said(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_an_untrained_head_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    bars = Bars(quiet=False, sequences=1, steps=1, step=0)
-    for step in (0, 10):
-        bars.kept(CurvePoint(step, None, [0.5], 1.5))
+    with Bars(quiet=False, sequences=1, steps=1, step=0) as bars:
+        for step in (0, 10):
+            bars.kept(CurvePoint(step, None, [0.5], 1.5))
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(
         "kept step 0, the best measured: 1.50 tokens per call; that is the drafter as it was before"
     )
     assert "--steps, --sequences or --prompts" in first
     assert second == "kept step 10, the best measured: 1.50 tokens per call"
-    bars.close()
