@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, MMSpecError, OutputError
 
 FILE = ".mmspec.lock"
 _PARTIAL = ".mmspec-*.part"  # the temporary files of `mmspec.files.replacing`
@@ -16,7 +17,8 @@ _PARTIAL = ".mmspec-*.part"  # the temporary files of `mmspec.files.replacing`
 def locked(folder: Path, argument: str) -> Iterator[None]:
     """Holds the lock of a folder during a block; the system releases it if the process is killed.
 
-    Temporary files that a killed process left in the folder are deleted first.
+    Temporary files that a killed process left in the folder are deleted first. The lock's file stays in the folder,
+    unless the block refuses its input before the first run has written anything.
 
     Args:
         folder: An existing folder.
@@ -27,9 +29,10 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
+    new = not os.path.lexists(folder / FILE)
     lock = FileLock(folder / FILE)
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=0.1)  # whoever looks whether it is held holds it for a moment
     except Timeout:
         raise ArgumentError(
             f"{argument}: '{folder}' is in use by another mmspec process; wait until it ends, or name another folder"
@@ -42,6 +45,12 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
             with suppress(OSError):  # a folder, a file of another user
                 left.unlink(missing_ok=True)
         yield
+    except OutputError:
+        raise
+    except MMSpecError:
+        if new:
+            (folder / FILE).unlink(missing_ok=True)
+        raise
     finally:
         lock.release()
 

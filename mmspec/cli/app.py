@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -104,6 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 for a failed check, a failed write or a closed pipe, 2 for invalid input (one
         line on stderr), 130 for an interrupt.
     """
+    if sys.stderr is None:  # closed by the caller; print would write its lines to stdout
+        with open(os.devnull, "w", encoding="utf-8") as nothing, redirect_stderr(nothing):
+            return main(arguments)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # paths that the terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -163,9 +167,7 @@ def _print_error(message: str, status: int) -> int:
 
 
 def _print_line(line: str) -> None:
-    """Writes a line to stderr, and nothing at all if stderr is closed or full; the exit status tells the rest."""
-    if sys.stderr is None:  # print would write to stdout
-        return
+    """Writes a line to stderr, and nothing at all if stderr is full; the exit status tells the rest."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:

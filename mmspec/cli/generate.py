@@ -6,11 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mmspec.cli.limited import say_limit
 from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, Tokenizer, Weights, read_config
 from mmspec.cli.options import (
     Device,
@@ -34,15 +37,18 @@ from mmspec.errors import ArgumentError
 
 def generate(
     prompts: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             show_default=False,
             help="A file with a prompt per line, or a JSON object with `prompt` and any of seed, id, recipe, "
             "temperature, top_k, top_p, min_p, typical_p, guidance_scale, negative_prompt, height, width, voice; - is "
             "stdin.",
         ),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The folder; an existing one is continued.")],
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", show_default=False, help="The folder; an existing one is continued."),
+    ] = None,
     model: Model = "shapes",
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Samples per prompt.")] = 1,
     shard: Annotated[
@@ -88,6 +94,12 @@ def generate(
     dtype: Weights = DType.auto,
     device: Device = "cpu",
     log_every: LogEvery = EVERY,
+    status: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", show_default=False, help="Print how far the runs that write into this folder are, instead."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Generate a sample per prompt into a folder, with a journal, and print what was done.
@@ -95,6 +107,13 @@ def generate(
     A run that was stopped or killed continues where it was: a sample is generated once, under a name that depends on
     its prompt, seed and settings only. Exit status 1 when the model refused a prompt.
     """
+    if status is not None:
+        if prompts is not None or output is not None:
+            raise ArgumentError("--status looks at a folder and generates nothing; leave --prompts and --output out")
+        print_status(status, as_json)
+        return
+    if prompts is None or output is None:
+        raise ArgumentError(f"{'-o/--output' if output is None else '--prompts'} is missing; see `mmspec generate -h`")
     from mmspec.bulk.folder import RunIdentity, check_output, open_shard
     from mmspec.bulk.requests import SampleSettings, read_requests
     from mmspec.bulk.stores import check_format, open_store
@@ -110,7 +129,8 @@ def generate(
     options = read_config(config, style=style, draft_model=draft_model)
     mine = (Shard() if shard is None else read_shard(shard)).split(launched_shard())
     check_output(output)
-    requests = mine.of(read_requests(prompts, settings, seed=seed, number=number, limit=limit))
+    said = partial(say_limit, limit)
+    requests = mine.of(read_requests(prompts, settings, seed=seed, number=number, limit=limit, on_lines=said))
 
     from mmspec.bulk.run import generate_missing
     from mmspec.cli.pipelines import load_generator
@@ -143,6 +163,20 @@ def generate(
             file=sys.stderr,
         )
         raise typer.Exit(1)
+
+
+def print_status(output: Path, as_json: bool) -> None:
+    """Prints how far the processes are that generate into a folder."""
+    from mmspec.bulk.status import read_status, table
+
+    found = read_status(output)
+    if not as_json:
+        print(table(found))
+        return
+    shards = [
+        asdict(one) | {"shard": [one.shard.index, one.shard.count], "seconds_left": one.seconds_left} for one in found
+    ]
+    print(json.dumps({"output": str(output), "shards": shards}))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fake_pipe import Pipe, evaluated_pipe
 from PIL import Image
 
 from mmspec.cli.app import main
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, OutputError
 from mmspec.locks import FILE, locked
 from mmspec.media.images import read_image
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, find_sample, sample_path
@@ -76,6 +77,39 @@ def test_a_folder_belongs_to_one_process(
         other.kill()  # the system releases the lock
     assert main(["eval", "-o", str(tmp_path), *SIZE]) == 0
     assert not left.exists()  # what a killed process left
+
+
+def test_a_refused_journal_leaves_the_folder_as_it_was(
+    pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "-o", str(tmp_path), *SIZE]) == 0
+    (tmp_path / FILE).unlink()
+    (journal,) = tmp_path.glob("*.jsonl")
+    journal.write_text("no record\n")
+
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    before = contents()
+    capsys.readouterr()
+    assert main(["eval", "-o", str(tmp_path), *SIZE[:-1], "0..3"]) == 2
+    assert "is not a sample record" in capsys.readouterr().err
+    assert contents() == before
+
+
+@pytest.mark.parametrize(
+    ("there", "error", "kept"),
+    [(False, ArgumentError, False), (True, ArgumentError, True), (False, OutputError, True), (False, None, True)],
+)
+def test_the_file_of_a_lock_goes_with_a_refusal(
+    tmp_path: Path, there: bool, error: type[Exception] | None, kept: bool
+) -> None:
+    if there:
+        (tmp_path / FILE).touch()
+    with suppress(ArgumentError, OutputError), locked(tmp_path, "DIR"):
+        if error is not None:
+            raise error("x")
+    assert (tmp_path / FILE).exists() == kept
 
 
 def test_a_lock_that_cannot_be_had_names_the_folder(tmp_path: Path) -> None:
