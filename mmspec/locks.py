@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,7 +33,11 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
     new = not os.path.lexists(folder / FILE)
     lock = FileLock(folder / FILE)
     try:
-        lock.acquire(timeout=0.1)  # whoever looks whether it is held holds it for a moment
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            time.sleep(0.05)  # whoever looks whether it is held holds it for a moment
+            lock.acquire(blocking=False)
     except Timeout:
         raise ArgumentError(
             f"{argument}: '{folder}' is in use by another mmspec process; wait until it ends, or name another folder"
