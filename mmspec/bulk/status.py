@@ -82,7 +82,9 @@ def _status(folder: ShardFolder) -> ShardStatus:
 
 def table(statuses: Sequence[ShardStatus]) -> str:
     """A line for each process, and one for all."""
-    rows = [("shard", "state", "finished", "left", "failed", "samples/s", "time left", "last sample")]
+    rows: list[tuple[str, ...]] = [
+        ("shard", "state", "finished", "left", "failed", "samples/s", "time left", "last sample")
+    ]
     rows += [_cells(f"{one.shard.index}/{one.shard.count}", one.state, [one]) for one in statuses]
     if len(statuses) > 1:
         running = sum(one.state == RUNNING for one in statuses)

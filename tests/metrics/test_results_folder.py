@@ -23,6 +23,7 @@ from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, OutputError
 from mmspec.locks import FILE, locked
 from mmspec.media.images import read_image
+from mmspec.metrics.evaluation import generation
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, find_sample, sample_path
 from mmspec.metrics.evaluation.media import read_waveform
 from mmspec.metrics.evaluation.speed import speed_of
@@ -95,6 +96,25 @@ def test_a_refused_journal_leaves_the_folder_as_it_was(
     assert main(["eval", "-o", str(tmp_path), *SIZE[:-1], "0..3"]) == 2
     assert "is not a sample record" in capsys.readouterr().err
     assert contents() == before
+
+
+def test_remarks_on_samples_are_kept_and_said_once_per_recipe(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def notes_of(output: Any, count: int) -> list[list[str]]:
+        recipe, _, seed = pipe.calls[-1]
+        return [[f"cut at {recipe}"] if recipe.startswith("scd") and seed % 2 else []] * count
+
+    monkeypatch.setattr(generation, "notes_of", notes_of)
+    assert main(["eval", "-o", str(tmp_path), *SIZE]) == 0
+    notes = {key: sample.notes for key, sample in Journal(tmp_path).read().items()}
+    cut = [found for found in notes.values() if found]
+    assert 0 < len(cut) < 4 and all(found[0].startswith("cut at scd") for found in cut)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mmspec: note: ")]
+    assert said == [f"mmspec: note: scd: {len(cut)} of 4 samples have remarks, such as {cut[0][0]}"]
+    # A run that continues with all samples finished says it again.
+    assert main(["eval", "-o", str(tmp_path), *SIZE]) == 0
+    assert said[0] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
