@@ -82,7 +82,7 @@ def test_repositories_are_downloaded_first(folder: Path, monkeypatch: pytest.Mon
     (folder / "transformer/config.json").write_text(json.dumps(HOSTILE[0][1]))
     asked = dict[str, Any]()
 
-    def download(cls: Any, where: str, **kwargs: Any) -> str:
+    def download(cls: Any, where: str, /, **kwargs: Any) -> str:
         asked.update(kwargs, where=where)
         return str(folder)
 
