@@ -36,7 +36,7 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            time.sleep(0.05)  # whoever looks whether it is held holds it for a moment
+            time.sleep(0.05)  # a process that looks whether it is held holds it for a moment
             lock.acquire(blocking=False)
     except Timeout:
         raise ArgumentError(

@@ -57,7 +57,7 @@ def test_long_lines_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sparse_weights(file: Path, length: int, stored: int) -> None:
-    """A file of safetensors whose header fits its length, of which the rest is holes behind the stored bytes."""
+    """A file of safetensors whose header fits its length, of which the rest is holes after the stored bytes."""
     header = json.dumps({"a": {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}).encode()
     with file.open("wb") as stream:
         stream.write(len(header).to_bytes(8, "little") + header + bytes(stored))

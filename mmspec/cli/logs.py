@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-PROGRESS = "mmspec.progress"  # its lines are shown at every level, as --log-every turns them off
+PROGRESS = "mmspec.cli.run_progress"  # its lines are shown at every level, as --log-every turns them off
 _OWN = logging.getLogger("mmspec")
 
 

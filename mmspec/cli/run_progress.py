@@ -69,7 +69,7 @@ class RunProgress:
         self._start = self._clock()
 
     def update(self, count: int = 1, note: str = "") -> None:
-        """Adds what has been done; the note, such as the recipe at work, stands behind the numbers."""
+        """Adds what has been done; the note, such as the recipe at work, follows the numbers."""
         self._done += count
         if note:
             self._bar.set_postfix_str(note, refresh=False)

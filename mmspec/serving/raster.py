@@ -111,7 +111,9 @@ def raster_of(pipe: Any, size: tuple[int, int] | None = None) -> Raster:
     return Raster(rows, columns, size[1], size[0])
 
 
-def encoded_image(pipe: Any, codes: Tensor, size: tuple[int, int] | None, format: str) -> str:
+def encoded_image(
+    pipe: Any, codes: Tensor, size: tuple[int, int] | None, format: str, quality: int | None = None
+) -> str:
     """An image of the codes so far, in base64.
 
     Args:
@@ -119,18 +121,19 @@ def encoded_image(pipe: Any, codes: Tensor, size: tuple[int, int] | None, format
         codes: int64 [n] in raster order, blocks int64 [n, K], or latents [n, D]; the pixels of missing ones are grey.
         size: Height and width in pixels, if the request sets them.
         format: A key of `MEDIA_TYPES`.
+        quality: Of a JPEG or WebP file, 0 to 100; None is Pillow's.
     """
     if hasattr(pipe, "preview"):
-        return base64.b64encode(encode(pipe.preview(codes), format)).decode()
+        return base64.b64encode(encode(pipe.preview(codes), format, quality)).decode()
     options = {} if size is None else {"height": size[0], "width": size[1]}
     transformer = getattr(pipe, "transformer", None)
     rows = [codes] if transformer is None else transformer.in_raster_order([codes])
     (image,) = pipe.decode(rows, **options)
-    return base64.b64encode(encode(image, format)).decode()
+    return base64.b64encode(encode(image, format, quality)).decode()
 
 
-def encode(image: Image.Image, format: str) -> bytes:
+def encode(image: Image.Image, format: str, quality: int | None = None) -> bytes:
     """An image file."""
     file = io.BytesIO()
-    image.save(file, format)
+    image.save(file, format, **({} if quality is None else {"quality": quality}))
     return file.getvalue()

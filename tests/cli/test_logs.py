@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -42,7 +43,7 @@ def test_verbose_stands_before_or_after_the_command(
 
 
 def test_every_command_takes_verbose() -> None:
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
     share_verbose(command)
     for group in (command, command.commands["bench"]):
         for name, one in group.commands.items():
@@ -72,7 +73,7 @@ def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None
             now += 40
             progress.update(80, "scd")
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(" INFO mmspec.progress: 260 of 1,000 samples, 2 samples/s, 06:10 left, scd")
+    assert line.endswith(" INFO mmspec.cli.run_progress: 260 of 1,000 samples, 2 samples/s, 06:10 left, scd")
 
 
 @pytest.mark.parametrize(("quiet", "every"), [(True, 1.0), (False, 0.0)])

@@ -9,7 +9,7 @@ from served import new_models, served
 
 from mmspec.serving.settings import ServerSettings
 
-LOG = "mmspec.serving.access"
+LOG = "mmspec.serving.guards"
 
 
 def test_a_line_per_request(caplog: pytest.LogCaptureFixture) -> None:
