@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-PROGRESS = "mmspec.cli.run_progress"  # its lines are shown at every level, as --log-every turns them off
 _OWN = logging.getLogger("mmspec")
 
 
@@ -48,10 +47,9 @@ def logged() -> Iterator[None]:
     """Writes log records to stderr during the block: warnings, and what `-v` and `set_level` add of mmspec's own."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT))
-    root, progress = logging.getLogger(), logging.getLogger(PROGRESS)
+    root = logging.getLogger()
     before = _OWN.level
     _OWN.setLevel(logging.WARNING)
-    progress.setLevel(logging.INFO)
     root.addHandler(handler)
     try:
         yield

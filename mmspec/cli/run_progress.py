@@ -10,8 +10,6 @@ from typing import Annotated
 
 import typer
 
-from mmspec.cli.logs import PROGRESS
-
 LogEvery = Annotated[
     float,
     typer.Option(
@@ -19,7 +17,8 @@ LogEvery = Annotated[
     ),
 ]
 EVERY = 60.0
-log = logging.getLogger(PROGRESS)
+log = logging.getLogger(__name__)
+log.setLevel(logging.INFO)  # at every level of the others: --log-every turns the lines off
 
 
 class RunProgress:
