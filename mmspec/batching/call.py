@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -11,6 +12,8 @@ from mmspec.batching.request import PreparedRequest, RequestOutput
 from mmspec.decoding.stats import RowStats, Stats
 from mmspec.decoding.step import Watch
 from mmspec.recipes import Recipe
+
+log = logging.getLogger(__name__)
 
 
 class CallEngine(Engine):
@@ -74,7 +77,10 @@ class CallEngine(Engine):
     def call_stats(self) -> Stats:
         """The statistics of the whole call."""
         assert self._stats is not None, "a batch has ended"
-        return self._stats.over([row.stats for row in self._rows if row.stats is not None])
+        stats = self._stats.over([row.stats for row in self._rows if row.stats is not None])
+        counts = len(self._rows), stats.tokens, stats.target_calls, stats.seconds
+        log.info("decoded %d rows: %d tokens in %d target calls, %.2f s", *counts)
+        return stats
 
     def _fail(self, rows: Sequence[Row], error: Exception) -> NoReturn:
         raise error

@@ -132,7 +132,7 @@ def generate(
     check_options(draft_model, table, heads, on_step, measure_entropy)
     dropped = dropped_arguments(unwrap(model))
     try:
-        refuse_dropped(dropped, generation_config)
+        refuse_dropped(dropped, generation_config, unwrap(model))
         draft_model = one_draft_model(draft_model, dropped.assistant_model)
         recipe = choose_recipe(recipe, draft_model, dropped.assistant_model is not None, model.device.type)
         own = getattr(adapter_of(unwrap(model)), "generate", None)

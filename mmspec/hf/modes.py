@@ -62,12 +62,13 @@ def refuse_settings(config: Any) -> None:
         )
 
 
-def refuse_dropped(dropped: DroppedArguments, config: Any) -> None:
+def refuse_dropped(dropped: DroppedArguments, config: Any, model: Any) -> None:
     """Checks the arguments that transformers does not pass on.
 
     Args:
         dropped: The arguments.
         config: The prepared `GenerationConfig`.
+        model: The model.
 
     Raises:
         ArgumentError: If one of them cannot be followed.
@@ -77,7 +78,10 @@ def refuse_dropped(dropped: DroppedArguments, config: Any) -> None:
             "synced_gpus=True is not supported; processes make different numbers of target calls, for which ZeRO-3 and "
             "FSDP would wait for ever: shard the model with tp_plan or device_map"
         )
-    if (dropped.given or {}).get("use_cache") is False:
+    # A checkpoint may have it by accident, from its training; the caller's own config takes precedence over that.
+    own = getattr(getattr(model, "generation_config", None), "use_cache", None)
+    asked = config.use_cache is False and own is not False
+    if asked or (dropped.given or {}).get("use_cache") is False:
         raise ArgumentError("use_cache=False is not supported; drafts are verified on the KV cache: leave it out")
     if dropped.assistant_model is not None:
         for name, (default, advice) in ASSISTANT.items():

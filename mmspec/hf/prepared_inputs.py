@@ -64,8 +64,15 @@ def refuse_filled_cache(inputs: Mapping[str, Any]) -> None:
     """Checks that a call does not continue from a KV cache, whatever its name.
 
     Raises:
-        ArgumentError: If a cache holds tokens.
+        ArgumentError: If a cache holds tokens, or is of another form than those of transformers.
     """
+    for name in NAMES:
+        value = inputs.get(name)
+        if value is not None and not is_cache(value):
+            raise ArgumentError(
+                f"{name} must be a cache of transformers, not a {type(value).__name__}, and mmspec has its own: leave "
+                "it out"
+            )
     for name, value in inputs.items():
         if is_cache(value) and int(value.get_seq_length()) > 0:
             raise ArgumentError(f"{name} already holds tokens; mmspec prefills the prompt itself: leave it out")

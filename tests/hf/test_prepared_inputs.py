@@ -11,7 +11,7 @@ import tiny_speech
 import torch
 import transformers
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StaticCache
 from transformers.generation import GenerationMixin
 
 from mmspec.errors import ArgumentError
@@ -19,7 +19,7 @@ from mmspec.hf import caller
 from mmspec.hf.cache_name import NAMES, cache_input
 from mmspec.hf.caller import CODE, LOCALS
 from mmspec.hf.generate import generate
-from mmspec.hf.prepared_inputs import is_of_the_loop, refuse_unknown_inputs
+from mmspec.hf.prepared_inputs import is_of_the_loop, refuse_filled_cache, refuse_unknown_inputs
 
 pytestmark = pytest.mark.releases
 
@@ -163,3 +163,42 @@ def test_positions_of_the_caller_are_followed_or_refused(kind: str) -> None:
     else:
         own = model.generate(IDS, **CALL, position_ids=other, use_cache=True)
         assert torch.equal(call(model, position_ids=other), own)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_list_is_no_cache(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS[kind]()
+    preparing(monkeypatch, NAMES[0], [(torch.zeros(2, 2, 3, 4),) * 2])
+    with pytest.raises(ArgumentError, match=f"^{NAMES[0]} must be a cache of transformers, not a list, and mmspec has"):
+        call(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("cache", [[], (), "dynamic", torch.zeros(1)])
+def test_what_is_no_cache_is_refused(name: str, cache: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name} must be a cache of transformers, not a {type(cache).__name__}"):
+        refuse_filled_cache({"attention_mask": MASK, name: cache})
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "given", "refused"),
+    [
+        (None, {}, False),
+        (True, {"generation_config": GenerationConfig(use_cache=True)}, False),
+        (None, {"generation_config": GenerationConfig(use_cache=False)}, True),
+        (True, {"generation_config": GenerationConfig(use_cache=False)}, True),
+        (None, {"use_cache": False}, True),
+        (False, {"use_cache": False}, True),
+        (False, {}, False),  # of the training, by accident
+        (False, {"generation_config": GenerationConfig()}, False),
+    ],
+)
+def test_use_cache_of_the_caller_counts(checkpoint: bool | None, given: dict[str, Any], refused: bool) -> None:
+    model = tiny_speech.flat()
+    expected = call(model)
+    model.generation_config.use_cache = checkpoint
+    if refused:
+        with pytest.raises(ArgumentError, match="^use_cache=False is not supported; drafts are verified on the KV"):
+            call(model, **given)
+    else:
+        assert torch.equal(call(model, **given), expected)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AmusedScheduler, DiffusionPipeline, UVit2DModel, VQModel
+from diffusers import AmusedScheduler, UVit2DModel, VQModel
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor
@@ -31,6 +31,7 @@ from mmspec.vision.amused.process import AmusedProcess, Unmasking
 from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.hf.image_request import read_negative_prompts
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
 from mmspec.vision.previews import complete
@@ -59,7 +60,7 @@ class AmusedSettings:
     keep: Keeper | None = field(compare=False)
 
 
-class AmusedPipeline(DiffusionPipeline):
+class AmusedPipeline(FolderPipeline):
     """Generates images of texts with aMUSEd; its folders are those of the pipeline of the same name in diffusers.
 
     Args:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
 from mmspec.arguments import one_text, shown
@@ -33,6 +32,7 @@ from mmspec.vision.cosmos_ar.frames import CONTEXTS, as_frames, for_tokenizer, r
 from mmspec.vision.cosmos_ar.target import CosmosTarget
 from mmspec.vision.cosmos_ar.tokenizer import VideoTokenizer, save_video_tokenizer
 from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
+from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.hf.image_request import read_prompts
 from mmspec.vision.outputs import check_call, check_output_type
 from mmspec.vision.previews import complete
@@ -59,7 +59,7 @@ class VideoOutput(Output):
     stats: Stats
 
 
-class CosmosPipeline(DiffusionPipeline):
+class CosmosPipeline(FolderPipeline):
     """Continues videos with a Cosmos-1 or Cosmos-Predict1 of the autoregressive kind.
 
     Args:

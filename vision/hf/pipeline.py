@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -32,6 +31,7 @@ from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
 from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest, read_negative_prompts, read_prompts
@@ -44,7 +44,7 @@ from mmspec.vision.previews import complete, visible
 GREY = np.uint8(128)
 
 
-class TransformersPipeline(DiffusionPipeline):
+class TransformersPipeline(FolderPipeline):
     """Generates images with a transformers model: Janus, Emu3, Chameleon (Anole, Lumina-mGPT), GLM-Image, ImageGPT.
 
     Args:

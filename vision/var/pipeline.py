@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
 from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
 from mmspec.vision.previews import complete
 from mmspec.vision.var.decoding import MapBatch, MapSettings
@@ -37,7 +37,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
-class VARPipeline(DiffusionPipeline):
+class VARPipeline(FolderPipeline):
     """Generates images of classes with a VAR.
 
     Args:
