@@ -95,7 +95,7 @@ class AudioAssembler:
                     tokens[output.part].append(output.tokens)
                     ended = len(text.prompts) if output.finished else output.part
                     for i in range(before, ended):
-                        if not self._adapter.codes(torch.cat(tokens[i])).shape[-1]:
+                        if not tokens[i] or not self._adapter.codes(torch.cat(tokens[i])).shape[-1]:
                             notes.append(text.prepared.silence_note(i))
                         row = engine.row_stats(i)
                         if row is not None and row.truncated:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from mmspec.batching.engine import Engine
 from mmspec.batching.group import Group, Row
 from mmspec.batching.request import PreparedRequest, RequestOutput
-from mmspec.decoding.stats import RowStats, Stats
+from mmspec.decoding.stats import RowStats, Stats, no_tokens
 from mmspec.decoding.step import Watch
 from mmspec.recipes import Recipe
 
@@ -72,14 +72,17 @@ class CallEngine(Engine):
         return self._rows[number].stats
 
     def call_stats(self) -> Stats:
-        """The statistics of the whole call."""
+        """The statistics of the whole call; after an error, of what was decoded before it."""
         assert self._stats is not None, "a batch has ended"
-        return self._stats.over([row.stats for row in self._rows if row.stats is not None])
+        missing = no_tokens(self._watch.measure_entropy)
+        return self._stats.over([row.stats or missing for row in self._rows])
 
     def _fail(self, rows: Sequence[Row], error: Exception) -> NoReturn:
         raise error
 
     def _drop(self, group: Group) -> None:
         super()._drop(group)
+        for index, row in group.rows.items():  # that an error has ended
+            row.stats = group.batch.meter.row(index)
         stats = group.batch.stats()
         self._stats = stats if self._stats is None else self._stats.followed_by(stats)

@@ -171,3 +171,21 @@ def test_guidance_of_1_and_below_is_off(name: str) -> None:
     call: dict[str, Any] = {**case.call, "output_type": "latent", "seed": 0, "recipe": "plain"}
     off, none, half, guided = (pipe(**call, guidance_scale=scale).tokens for scale in (1, 0, 0.5, 3.0))
     assert torch.equal(off, none) and torch.equal(off, half) and not torch.equal(off, guided)
+
+
+@pytest.mark.parametrize("case", ["emu3", "llamagen", "mar", "var", "amused", "cosmos"])
+def test_images_do_not_depend_on_the_batch_size(case: str) -> None:
+    own, seen = CASES[case], list[torch.Tensor]()
+    pipe = own.make()
+    count = "num_videos_per_prompt" if case == "cosmos" else "num_images_per_prompt"
+    given = {**own.call, count: 3, "seed": 0, "output_type": "latent"}
+    whole = pipe(**given)
+
+    def look(pipe: Any, step: int, committed: int, tensors: dict[str, torch.Tensor]) -> None:
+        seen.append(tensors["tokens"].flatten(1))
+
+    parts = pipe(**given, batch_size=2, callback_on_step_end=look)
+    torch.testing.assert_close(parts.tokens, whole.tokens, rtol=1e-3, atol=1e-4)
+    assert [row.tokens for row in parts.stats.rows] == [row.tokens for row in whole.stats.rows]
+    ends = [tokens for tokens, after in zip(seen, [*seen[1:], seen[0][:0]], strict=True) if len(tokens) != len(after)]
+    assert torch.equal(torch.cat(ends), parts.tokens.flatten(1))

@@ -115,6 +115,7 @@ class AmusedPipeline(DiffusionPipeline):
         keep: Keeper | None = None,
         refresh: int = 1,
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
@@ -143,6 +144,7 @@ class AmusedPipeline(DiffusionPipeline):
             refresh: Above 1, layers reuse what they computed for known tokens, for at most this many steps; lossy. See
                 `mmspec.vision.amused.cached`.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
+            batch_size: Images to decode at a time, at most; None is all. The images do not depend on it.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
@@ -180,6 +182,7 @@ class AmusedPipeline(DiffusionPipeline):
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
             tokens_so_far,
+            batch_size=batch_size,
         )
         images = self.decode(tokens, output_type=output_type)
         self.maybe_free_model_hooks()
@@ -336,6 +339,6 @@ class AmusedPipeline(DiffusionPipeline):
         return out.text_embeds, out.hidden_states[-2]
 
 
-def tokens_so_far(step: Step) -> Tensor:
-    """The tokens of a step, int64 [B, N], with -1 where they are missing."""
+def tokens_so_far(step: Step, rows: slice) -> Tensor:
+    """The tokens of a step of the rows, int64 [B, N], with -1 where they are missing."""
     return torch.stack(list(step.tokens))

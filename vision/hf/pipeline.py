@@ -193,7 +193,7 @@ class TransformersPipeline(DiffusionPipeline):
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            partial(codes_so_far, self._adapter(), rows[0][1]),
+            lambda step, _: codes_so_far(self._adapter(), rows[0][1], step),
             measure_entropy,
             batch_size,
         )

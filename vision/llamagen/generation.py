@@ -192,7 +192,7 @@ class LlamaGenGenerator:
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            lambda step: self._complete(self.transformer.in_raster_order(step.tokens)),
+            lambda step, _: self._complete(self.transformer.in_raster_order(step.tokens)),
             measure_entropy,
             batch_size,
         )

@@ -105,6 +105,7 @@ class LatentShapes(ModelPipeline):
         guidance_scale: float | None = None,
         head_steps: int = STEPS,
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         on_step: OnStep | None = None,
@@ -127,6 +128,7 @@ class LatentShapes(ModelPipeline):
             guidance_scale: 1 and below is off; None takes that of the discrete model.
             head_steps: Euler steps of the flow, 1 to 1000.
             num_images_per_prompt: Images per caption; they are next to each other in the output.
+            batch_size: Images to decode at a time, at most; None is all. The images do not depend on it.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             on_step: Called with a `mmspec.decoding.step.Step` after every target call.
@@ -161,7 +163,8 @@ class LatentShapes(ModelPipeline):
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            lambda step: self._complete(step.tokens),
+            lambda step, _: self._complete(step.tokens),
+            batch_size=batch_size,
         )
         return ImageOutput(self.decode(tokens, output_type=output_type), tokens, seeds, stats)
 
