@@ -1,16 +1,20 @@
-"""A call of a pipeline: an engine with the requests of the call, run to its end."""
+"""A call of a pipeline, or of a model: an engine with the requests of the call, run to its end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from torch import Tensor
+
+from mmspec.arguments import check_callback
 from mmspec.batching.engine import Engine
 from mmspec.batching.group import Group, Row
-from mmspec.batching.request import PreparedRequest, RequestOutput
+from mmspec.batching.request import PreparedBatch, PreparedRequest, RequestOutput, RowPrompt
 from mmspec.decoding.stats import RowStats, Stats, no_tokens
-from mmspec.decoding.step import Watch
+from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
 
 
 class CallEngine(Engine):
@@ -86,3 +90,46 @@ class CallEngine(Engine):
             row.stats = group.batch.meter.row(index)
         stats = group.batch.stats()
         self._stats = stats if self._stats is None else self._stats.followed_by(stats)
+
+
+class _ReadyRows:
+    """The pipeline of a call whose rows are one batch already."""
+
+    config = None
+
+    def __init__(self, prepared: PreparedBatch) -> None:
+        self._prepared = prepared
+
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> NoReturn:
+        raise AssertionError("the rows are ready")
+
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedBatch:
+        return self._prepared
+
+
+def decode_rows(
+    prepared: PreparedBatch, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED
+) -> tuple[list[Tensor], Stats]:
+    """Decodes rows that are one batch already, as the one request of a call.
+
+    Args:
+        prepared: The rows.
+        recipe: How to decode.
+        seeds: One per row. A row's tokens depend on its own seed and prompt, not on the other rows.
+        watch: What to show of the decoding; an exception in `on_step` ends the call.
+
+    Returns:
+        The tokens of each row on the CPU, [n, *cell]; and the statistics of the call.
+
+    Raises:
+        ArgumentError: If the recipe needs a resource that the model does not provide, or `on_step` cannot be called.
+    """
+    check_callback("on_step", watch.on_step)
+    rows = [RowPrompt(None, SamplingParams(), seed) for seed in seeds]
+    engine = CallEngine(_ReadyRows(prepared), [PreparedRequest(rows, _tokens, 0)], recipe, len(rows), watch)
+    (tokens,) = engine.results()
+    return tokens, engine.call_stats()
+
+
+def _tokens(tokens: Sequence[Tensor], stats: Stats) -> list[Tensor]:
+    return list(tokens)

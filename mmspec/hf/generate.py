@@ -9,16 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from mmspec.batching.run import Decoded, run
+from mmspec.batching.call import decode_rows
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, normalised_guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
-from mmspec.decoding.step import OnStep, Step
+from mmspec.decoding.step import OnStep, Step, Watch
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.head import Head
 from mmspec.hf.adapters import GenerateAdapter, adapter_of
@@ -149,17 +151,18 @@ def generate(
         job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
         resources = job.resources(draft_model, recipe.window, heads)
         observer = job.observer(on_step, dropped.streamer)
-        decoded = decode(job, recipe, seed, resources, table, observer, measure_entropy)
+        rows, stats = decode(job, recipe, seed, resources, table, Watch(observer, measure_entropy))
     finally:
         # A reader in another thread waits for the end, also after an error.
         if dropped.streamer is not None:
             dropped.streamer.end()
-    tokens = decoded.tokens[:, : job.longest(decoded.tokens)] + job.plan.first_id
-    prompted = torch.cat([job.request.input_ids, tokens], dim=1)
+    ids = job.request.input_ids
+    tokens = pad_sequence(rows, batch_first=True, padding_value=job.layout.pad).to(ids.device) + job.plan.first_id
+    prompted = torch.cat([ids, tokens], dim=1)
     confirm(job.request, prompted, {end + job.plan.first_id for end in job.layout.eos})
     sequences = prompted if job.plan.keep_prompt else tokens
     if generation_config.return_dict_in_generate:
-        return GenerateOutput(sequences=sequences, stats=decoded.stats)
+        return GenerateOutput(sequences=sequences, stats=stats)
     return sequences
 
 
@@ -202,22 +205,13 @@ def decode(
     seed: int | Sequence[int] | None,
     resources: DraftResources,
     table: Tensor | None,
-    on_step: OnStep | None,
-    measure_entropy: bool,
-) -> Decoded:
-    """Decodes a call of `generate` whose tokens are single ids; the arguments are those of `generate`."""
+    watch: Watch,
+) -> tuple[list[Tensor], Stats]:
+    """Decodes a call of `generate` whose tokens are single ids; see `mmspec.batching.call.decode_rows`."""
     plan, rows = job.plan, len(job.request.input_ids)
     ngrams = count_table(table, recipe, job.layout, plan.first_id, plan.backbone.vocab_size, plan.backbone.device)
-    return run(
-        job.target(plan, recipe.window),
-        recipe,
-        job.layout,
-        [job.sampling] * rows,
-        salted(row_seeds(seed, rows), plan.salt),
-        replace(resources, table=ngrams),
-        on_step,
-        measure_entropy,
-    )
+    prepared = job.rows(rows, recipe, replace(resources, table=ngrams))
+    return decode_rows(prepared, recipe, salted(row_seeds(seed, rows), plan.salt), watch)
 
 
 @dataclass(frozen=True)
@@ -297,6 +291,10 @@ class GenerateJob:
             )
         guide = None if uncond is None else normalised_guidance(plan.guidance_scale)
         return ProcessedTarget(target, processors, plan.history, plan.length + slack, guide)
+
+    def rows(self, count: int, recipe: Recipe, resources: DraftResources) -> PreparedRows:
+        """The rows of the call, ready to be decoded."""
+        return PreparedRows(self.target(self.plan, recipe.window), self.layout, [self.sampling] * count, resources)
 
     def resources(self, draft_model: Any, slack: int, heads: Sequence[Head] = ()) -> DraftResources:
         """The resources that the call provides for drafters.

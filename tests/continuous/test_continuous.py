@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run, run_latents
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.batching.run import run
 from mmspec.continuous.cspd import CSpD
-from mmspec.continuous.prepared import run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel, LatentSampler
 from mmspec.continuous.smoothed import Smoothed
 from mmspec.continuous.tolerance import Tolerance

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 
-from mmspec.batching.run import run
 from mmspec.decoding import cuda_graphs, kept_graphs
 from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget
 from mmspec.decoding.kept_graphs import KeptGraphs

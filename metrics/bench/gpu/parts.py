@@ -19,8 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mmspec.batching.run import run
+from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import NO_RESOURCES
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.metrics.bench.gpu.devices import DEVICES
 from mmspec.metrics.bench.gpu.plan import KernelCase, Plan
 from mmspec.metrics.bench.gpu.prediction import counted, step_of
@@ -279,8 +281,9 @@ def _decode(gpt: LlamaGenTransformer, tokens: int, recipe: str) -> Record:
     for _ in range(2):  # the first run compiles and captures
         condition = torch.zeros(1, dtype=torch.int64, device=gpt.device)
         target = new_target(gpt, condition, gpt.unconditional(1), None, chosen.window)
-        stats = run(target, chosen, Layout(tokens), [params], [0]).stats
-        del target  # so that the next run takes over its graphs
+        rows = PreparedRows(target, Layout(tokens), [params], NO_RESOURCES)
+        stats = decode_to_end(rows.batch(chosen, [0])).stats
+        del target, rows  # so that the next run takes over its graphs
     parts = {part: seconds / stats.target_calls for part, seconds in stats.seconds_by_part.items()}
     return {"calls": stats.target_calls, "seconds_per_call": stats.seconds / stats.target_calls, "by_part": parts}
 
