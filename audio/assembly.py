@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mmspec.audio.adapter import SpeechAdapter, codec_of_part
 from mmspec.audio.audio_renderer import AudioRenderer
-from mmspec.audio.engine_thread import outputs_from_thread
 from mmspec.audio.outputs import AudioOutput, AudioStream
 from mmspec.audio.resampling import Resampler, resample
 from mmspec.audio.text_parts import TextParts
 from mmspec.batching.call import CallEngine
+from mmspec.batching.engine_thread import outputs_from_thread
 from mmspec.batching.request import PreparedRequest
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError

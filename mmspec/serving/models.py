@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from mmspec.errors import did_you_mean
+from mmspec.pipeline import makes_audio
 from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.serving.errors import ApiError
 from mmspec.serving.generation import Engine
@@ -45,7 +46,7 @@ class ServedModel:
     @property
     def kind(self) -> Kind:
         """What it generates."""
-        return "speech" if hasattr(self.pipe, "stream") else "image"
+        return "speech" if makes_audio(self.pipe) else "image"
 
     @cached_property
     def raster(self) -> Raster:

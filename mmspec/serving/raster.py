@@ -120,13 +120,9 @@ def encoded_image(pipe: Any, codes: Tensor, size: tuple[int, int] | None, format
         size: Height and width in pixels, if the request sets them.
         format: A key of `MEDIA_TYPES`.
     """
-    if hasattr(pipe, "preview"):
-        return base64.b64encode(encode(pipe.preview(codes), format)).decode()
-    options = {} if size is None else {"height": size[0], "width": size[1]}
-    transformer = getattr(pipe, "transformer", None)
-    rows = [codes] if transformer is None else transformer.in_raster_order([codes])
-    (image,) = pipe.decode(rows, **options)
-    return base64.b64encode(encode(image, format)).decode()
+    from mmspec.vision.image_stream import preview_of
+
+    return base64.b64encode(encode(preview_of(pipe, codes, size), format)).decode()
 
 
 def encode(image: Image.Image, format: str) -> bytes:

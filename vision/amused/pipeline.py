@@ -32,6 +32,7 @@ from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.hf.image_request import read_negative_prompts
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
 from mmspec.vision.previews import complete
 
@@ -59,7 +60,7 @@ class AmusedSettings:
     keep: Keeper | None = field(compare=False)
 
 
-class AmusedPipeline(DiffusionPipeline):
+class AmusedPipeline(StreamsImages, DiffusionPipeline):
     """Generates images of texts with aMUSEd; its folders are those of the pipeline of the same name in diffusers.
 
     Args:

@@ -32,6 +32,7 @@ from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
 from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.kl16 import pixels
 from mmspec.vision.mar.masked import PassBatch, Shortcuts
@@ -65,7 +66,7 @@ class MARSettings:
     shortcuts: Shortcuts
 
 
-class MARPipeline(DiffusionPipeline):
+class MARPipeline(StreamsImages, DiffusionPipeline):
     """Generates images of classes with a MAR.
 
     Args:

@@ -25,6 +25,7 @@ from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
 from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
 from mmspec.vision.previews import complete
 from mmspec.vision.var.decoding import MapBatch, MapSettings
@@ -37,7 +38,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
-class VARPipeline(DiffusionPipeline):
+class VARPipeline(StreamsImages, DiffusionPipeline):
     """Generates images of classes with a VAR.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
 from mmspec.vision.previews import check_latents, complete_latents, grey_where_missing
@@ -58,7 +60,7 @@ class LatentTarget(LlamaGenTarget):
         return isinstance(other, LatentTarget) and other._settings == self._settings and super().can_join(other)
 
 
-class LatentShapes(ModelPipeline):
+class LatentShapes(StreamsImages, ModelPipeline):
     """Generates images of captions by sampling latents; the result of `mmspec.load("shapes-latent")`.
 
     Args:
@@ -82,6 +84,13 @@ class LatentShapes(ModelPipeline):
     def set_progress_bar_config(self, **options: Any) -> None:
         """Sets the arguments of the progress bar, those of `tqdm`."""
         self._bar_options = options
+
+    def add_drafter(self, folder: str | Path) -> None:
+        """Refused: drafters are trained for discrete tokens."""
+        raise ArgumentError(
+            f"drafter={str(folder)!r} was given, but shapes-latent takes no drafters; it has a draft model: use "
+            "recipe='draft+tolerance'"
+        )
 
     def progress_bar(self, total: int) -> Any:
         """The progress bar of a call, which counts to `total`."""
