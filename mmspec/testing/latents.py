@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.continuous.sampler import LatentRule, LatentSampler
+from mmspec.continuous.stats import LatentStats
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.single_steps import decode_steps
@@ -139,6 +140,7 @@ def check_latents(
     expected = sample_plain(rule, samples, seed, dim, length, head)
     seeds = range(seed * 10**9, seed * 10**9 + samples)
     decoded = run_toy(recipe, seeds, seed, dim, length, head, draft)
+    assert isinstance(decoded.stats, LatentStats)
     score, limit = compare_samples(decoded.tokens, expected)
     stats = decoded.stats
     return LatentExactnessResult(score, limit, samples, stats.tokens_per_call, stats.acceptance, stats.distance)

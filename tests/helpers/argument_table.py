@@ -245,7 +245,9 @@ def outcome_of(model: Any, name: str, case: Case) -> tuple[str, str]:
     given[name] = case.value(model) if callable(case.value) and name not in FUNCTIONS else case.value
     if given.get("assistant_model") is True:
         given["assistant_model"] = tiny_speech.flat(layers=1)
-    recipe = {} if "recipe" in given or given.get("assistant_model") is not None else {"recipe": "scd:window=4"}
+    recipe: dict[str, Any] = (
+        {} if "recipe" in given or given.get("assistant_model") is not None else {"recipe": "scd:window=4"}
+    )
     given = {key: value for key, value in given.items() if value is not None or key == "attention_mask"}
     try:
         ours = call_generate(model.generate, **given, **recipe)

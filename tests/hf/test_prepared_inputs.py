@@ -153,7 +153,7 @@ def test_use_cache_and_synced_gpus_are_refused_as_the_caller_set_them(monkeypatc
     with pytest.raises(ArgumentError, match="^synced_gpus=True is not supported"):
         call(model, synced_gpus=True)
     monkeypatch.setattr(modes, "is_deepspeed_zero3_enabled", lambda: True)
-    call(model)  # one process waits for nobody
+    call(model)  # one process has none to wait for
     for name, value in (("is_initialized", True), ("get_world_size", 2)):
         monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
     monkeypatch.setattr(modes, "is_fsdp_managed_module", lambda module: False)

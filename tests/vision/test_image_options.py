@@ -218,7 +218,5 @@ def test_a_stream_ends_with_what_a_call_returns(case: str) -> None:
 
 
 def test_latents_take_no_drafters() -> None:
-    with pytest.raises(
-        MMSpecError, match="^drafter='x' was given, but shapes-latent takes no drafters"
-    ):
+    with pytest.raises(MMSpecError, match="^drafter='x' was given, but shapes-latent takes no drafters"):
         CASES["shapes-latent"].make().add_drafter("x")
