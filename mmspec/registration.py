@@ -13,10 +13,11 @@ from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.registry import REGISTERED, Info, installed, registered
 
 Kind = Literal["model", "adapter", "drafter", "recipe", "rule", "metric"]
+_LATEST = dict[tuple[str, str], "Registration"]()
 _NAME = re.compile(r"\w[\w.@-]*")
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(eq=False, repr=False)
 class Registration:
     """A registered name; as a context manager it is undone at the end of the block.
 
@@ -28,17 +29,19 @@ class Registration:
     kind: Kind
     name: str
     _info: Info
-    _before: Info | None
+    _before: Registration | None
+    _stands: bool = True
 
     def undo(self) -> None:
         """Takes the registration back: the name means what it did before. Does nothing if that has happened."""
-        known = REGISTERED[_group(self.kind)]
+        self._stands, known, before = False, REGISTERED[_group(self.kind)], self._before
         if known.get(self.name) is not self._info:
-            return
-        if self._before is None:
-            del known[self.name]
-        else:
-            known[self.name] = self._before
+            return  # a later one has replaced it
+        while before is not None and not before._stands:
+            before = before._before
+        del known[self.name]
+        if before is not None:
+            known[self.name] = before._info
 
     def __enter__(self) -> Registration:
         return self
@@ -84,8 +87,9 @@ def register(kind: Kind, name: str, component: Any, *, replace: bool = False) ->
     _check_component(kind, name, component)
     _check_name(kind, name, replace)
     known = REGISTERED.setdefault(_group(kind), {})
-    found = Registration(kind, name, Info(f"registered {_described(component)}", component), known.get(name))
-    known[name] = found._info
+    before = _LATEST.get((kind, name)) if name in known else None
+    found = Registration(kind, name, Info(f"registered {_described(component)}", component), before)
+    known[name], _LATEST[kind, name] = found._info, found
     return found
 
 

@@ -98,9 +98,12 @@ def test_a_name_is_known_until_it_is_undone(kind: Any) -> None:
     with mmspec.register(kind, name, component) as first:
         assert registry.registered(group)[name].where is component and name in repr(first)
         second = mmspec.register(kind, name, component)  # a cell that runs again
+        third = mmspec.register(kind, name, component)
+        second.undo()
         first.undo()
         assert name in registry.registered(group)
-        second.undo()
+        third.undo()
+        assert name not in registry.registered(group)
         second.undo()
     assert name not in registry.registered(group)
 

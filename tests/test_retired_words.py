@@ -53,7 +53,7 @@ def test_retired_words_are_found(words: Any, path: str, text: str, found: str) -
         ("a.md", "Noise and rows of a part. Draws are keyed."),
         ("CHANGELOG.md", "| `Law` | `Sampler` |"),
         ("CHANGELOG.md", "`MMSPEC_RECORD` is now `MMSPEC_CUDA_GRAPHS`."),
-        ("audio/spoken/sentences.py", "x = 'the gauge'"),
+        ("examples/embedded/train_spoken/sentences.py", "x = 'the gauge'"),
     ],
 )
 def test_other_words_pass(words: Any, path: str, text: str) -> None:

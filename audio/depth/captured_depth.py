@@ -47,7 +47,7 @@ class CapturableDepth(Target, Reusable, Protocol):
 
     start: int
     prompt_slots: int
-    inputs: list[Tensor]
+    inputs: tuple[Tensor, ...]
 
     @property
     def rows(self) -> int:
@@ -229,6 +229,7 @@ class CapturedDepth:
         return self._read(tokens, slots, into=into)
 
     def select_rows(self, row_ids: list[int]) -> None:
+        """See `mmspec.decoding.rows.MovesRows`."""
         # The other rows are read as well, until the next frame.
         self._rows = [self._rows[row] for row in row_ids]
         self._index = on_device(np.array(self._rows), self.device)

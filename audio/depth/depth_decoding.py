@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,7 +37,9 @@ from mmspec.sampling.sampler import TokenSampler
 
 
 class FrameModel(Protocol):
-    """A model with its prompts given that decodes a batch of rows frame by frame.
+    """A model with its prompts given that decodes a batch of rows frame by frame; a part of the batch.
+
+    See `mmspec.decoding.rows.HoldsRows`.
 
     Attributes:
         codes: D, tokens of a frame after the first.
@@ -63,23 +65,6 @@ class FrameModel(Protocol):
             start: Position of the first of its D codes.
             window: How far a window may reach past the end.
         """
-        ...
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows only."""
-        ...
-
-
-@runtime_checkable
-class JoinableFrames(Protocol):
-    """A model of frames that takes in the rows of another one, while both are decoding."""
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join."""
-        ...
-
-    def join(self, other: Any, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
         ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,11 +15,11 @@ from torch import Tensor
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_target import DepthDecoder, DepthTarget
 from mmspec.decoding.processed_target import LogitsProcessor
-from mmspec.decoding.target import cache_bytes, can_join, join_targets
+from mmspec.decoding.target import cache_bytes
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import advanced, on_device, uploaded, window_positions
-from mmspec.sampling.rows import put_host_rows, put_rows
+from mmspec.sampling.rows import PerRow, Rows
 
 
 class DepthFrames:
@@ -42,6 +43,9 @@ class DepthFrames:
         vocab_size: V, of first tokens and codes alike.
         device: Where its tensors are.
     """
+
+    ROWS: ClassVar[Rows] = ("_target", "_length", PerRow("_firsts", fill=-1))
+    SAME: ClassVar[tuple[str, ...]] = ("_backbone.decoder", "_processors")
 
     def __init__(
         self,
@@ -104,30 +108,10 @@ class DepthFrames:
         assert wide[0] is not None
         return Logits(wide[0], wide[1])
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._target.select_rows(row_ids)
-        self._length = self._length[row_ids]
-        self._firsts = self._firsts[on_device(np.array(row_ids), self.device)]
-
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache."""
         return cache_bytes(self._target)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: it is of the same model, and its logits are processed in this way."""
-        return (
-            isinstance(other, DepthFrames)
-            and other._backbone.decoder is self._backbone.decoder
-            and other._processors == self._processors
-            and can_join(self._target, other._target)
-        )
-
-    def join(self, other: DepthFrames, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
-        join_targets(self._target, other._target, row_ids)
-        self._length = put_host_rows(self._length, other._length, row_ids)
-        self._firsts = put_rows(self._firsts, other._firsts, row_ids, fill=-1)
 
     def _depth(self, hidden: Tensor, first: Tensor, start: int, window: int) -> DepthTarget:
         """The codes of one frame; arguments as in `DepthTarget`."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.target import EarlyExit
 from mmspec.hf.slot_cache import SlotCache
-from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import on_device
 
 
@@ -86,13 +86,15 @@ class DepthTarget:
         inputs: What a frame begins with, by row: the hidden state and the first code.
     """
 
+    ROWS = ("inputs", "_cache")
+
     prompt_slots = 2
 
     def __init__(self, decoder: DepthDecoder, hidden: Tensor, first: Tensor, start: int, window: int) -> None:
         self.vocab_size = decoder.vocab_size
         self.device = hidden.device
         self.start = start
-        self.inputs = [hidden, first]
+        self.inputs: tuple[Tensor, ...] = (hidden, first)
         self._decoder, self._codebooks, self._window = decoder, decoder.codebooks, window
         self._factor = len(hidden) // len(first)
         self._cache = SlotCache(self._codebooks + 1 + window)
@@ -155,12 +157,6 @@ class DepthTarget:
         features = self._decoder.run(embeds, mask.expand(len(embeds), -1, -1, -1), slots, self._cache)
         return self._decoder.head(features[:, -1:], number)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        index = cfg_rows(row_ids, self.rows, self._factor == 2, self.device)
-        of_rows = index[: len(row_ids)]
-        self.inputs = [self.inputs[0][index], *(each[of_rows] for each in self.inputs[1:])]
-        self._cache.select_rows(index)
-
     @property
     def rows(self) -> int:
         """B."""
@@ -198,7 +194,7 @@ class DepthTarget:
     def take_over(self, tensors: list[Tensor]) -> None:
         """See `mmspec.decoding.kept_graphs.Reusable`; the inputs are those of an earlier frame until others come."""
         count = len(self.inputs)
-        self.inputs = tensors[:count]
+        self.inputs = tuple(tensors[:count])
         with torch.inference_mode():  # the tensors were made in it
             self._cache.take_over(tensors[count:])
 

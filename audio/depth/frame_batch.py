@@ -13,7 +13,6 @@ from mmspec.audio.depth.depth_decoding import (
     DepthDecoding,
     FrameModel,
     FrameSpec,
-    JoinableFrames,
     frame_numbers,
     refuse_entropy,
 )
@@ -21,13 +20,14 @@ from mmspec.decoding.assembly import window_policy
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.rows import can_join, join_rows, select_rows
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
 from mmspec.decoding.target import cache_bytes
 from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
-from mmspec.sampling.mirrored import Download, on_device, upload
+from mmspec.sampling.mirrored import Download, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import sampled
 from mmspec.sampling.sampler import TokenSampler
@@ -50,6 +50,9 @@ class FrameBatch:
         meter: Counts calls, tokens and seconds. Every code is a token.
         on_step: Called after every frame; the tokens of its `Step` are frames.
     """
+
+    ROWS = ("_model", "_draft", "_sampler", "_rest_sampler", "_rest", "state")
+    COUNTS = ("draft_calls",)
 
     def __init__(
         self,
@@ -100,26 +103,21 @@ class FrameBatch:
         """Whether the rows of `other` can join: both models take rows in."""
         if not isinstance(other, FrameBatch) or (self._draft is None) != (other._draft is None):
             return False
-        pairs = [(self._model, other._model), (self._draft, other._draft)]
-        return all(ours is None or isinstance(ours, JoinableFrames) and ours.can_join(new) for ours, new in pairs)
+        return can_join(self, other)
 
     def join(self, other: FrameBatch) -> list[int]:
         """Takes in the running rows of another batch; see `mmspec.decoding.loop.RunningBatch.join`."""
         other._drop_finished()
-        row_ids = self.state.places(len(other.state.ids))
-        for ours, new in ((self._model, other._model), (self._draft, other._draft)):
-            if ours is not None:
-                assert isinstance(ours, JoinableFrames)
-                ours.join(new, row_ids)
-        self._sampler.join(other._sampler, row_ids)
-        self._rest_sampler.join(other._rest_sampler, row_ids)
-        rest = dict(enumerate(self._rest)) | dict(zip(row_ids, other._rest, strict=True))
-        self._rest = [rest[row] for row in range(len(rest))]
-        theirs = other.state.ids.tolist()
-        self.state.join(other.state, row_ids)
+        row_ids, theirs = self.state.places(len(other.state.ids)), other.state.ids.tolist()
+        join_rows(self, other, row_ids, self.state, other.state)
         self.meter.join(other.meter, self.state.ids[row_ids].tolist(), theirs)
-        self.draft_calls += other.draft_calls
         return row_ids
+
+    def _drop_finished(self) -> None:
+        """Drops finished rows; the backbone's calls have no room for frames past the end of a row."""
+        running, rows = self.state.running(), len(self.state.ids)
+        if running and len(running) < rows:
+            select_rows(self, running, rows)
 
     def _frame(self, before: Tensor | None) -> bool:
         """Generates a frame of each row, all of which are running, after the frames int64 [B, 1 + D] before them."""
@@ -157,20 +155,6 @@ class FrameBatch:
             step, size = state.step(meter.target_calls), state.layout.cell[0]
             self._on_step(Step(step.target_calls, int(meter.tokens.sum()), step.total * size, step.tokens))
         return bool(running)
-
-    def _drop_finished(self) -> None:
-        """Drops finished rows; the backbone's calls have no room for frames past the end of a row."""
-        state, running = self.state, self.state.running()
-        if not running or len(running) == len(state.ids):
-            return
-        state.select_rows(running)
-        kept = on_device(np.array(running), self._model.device)
-        self._sampler.select_rows(kept)
-        self._rest_sampler.select_rows(kept)
-        self._rest = [self._rest[row] for row in running]
-        for each in (self._model, self._draft):
-            if each is not None:
-                each.select_rows(running)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from torch import Tensor
 from mmspec.audio.depth.depth_decoding import (
     FrameSpec,
     GivesCodes,
-    JoinableFrames,
     given_constraint,
     refuse_entropy,
 )
@@ -43,7 +42,6 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device, part, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import log_probs
-from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 
 MAX_AHEAD = 16  # frames in a window
@@ -64,7 +62,7 @@ def frames_ahead(ahead: int, size: int, recipe: Recipe) -> int:
 
 
 class FrameWindowModel(Protocol):
-    """A model with its prompts given that reads several frames in a call.
+    """A model with its prompts given that reads several frames in a call; see `mmspec.decoding.rows.HoldsRows`.
 
     Attributes:
         codes: D, tokens of a frame after the first.
@@ -108,10 +106,6 @@ class FrameWindowModel(Protocol):
         """
         ...
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows only."""
-        ...
-
 
 @runtime_checkable
 class ForcesFirsts(FrameWindowModel, Protocol):
@@ -135,17 +129,21 @@ class FrameTarget:
         window: How far a window may reach past the end, in tokens.
     """
 
+    ROWS = ("_model", "_tokens", "_hidden", "_samplers")
+    SAME = ("_may_end",)
+
     def __init__(self, model: FrameWindowModel, spec: FrameSpec, batch_size: int, window: int) -> None:
         self.vocab_size = model.vocab_size + 1
         self.device = model.device
         self._model, self._ends, self._spec = model, spec.ends, spec
+        self._may_end = spec.ends is not None
         self._size = self.frame_size = 1 + model.codes
         self._forces = isinstance(model, ForcesFirsts)
         warm = [spec.first.temperature or 1.0] + [spec.rest.temperature or 1.0] * model.codes
         self.temperatures = torch.tensor(warm, device=model.device)
-        self._samplers = [
+        self._samplers = tuple(
             TokenSampler([sampling] * batch_size, None, model.device) for sampling in (spec.first, spec.rest)
-        ]
+        )
         room = spec.length + -(-window // self._size) + 1
         self._tokens = torch.zeros(batch_size, room * self._size, dtype=torch.int64, device=model.device)
         self._room = room
@@ -218,33 +216,10 @@ class FrameTarget:
         rest = probs(codes, warm[1]).unflatten(1, (end - start, -1))
         return features, F.pad(torch.cat([first[:, start:, None], rest], dim=2), (0, 1))
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._model.select_rows(row_ids)
-        self._tokens, self._hidden = self._tokens[row_ids], self._hidden[row_ids]
-        for sampler in self._samplers:
-            sampler.select_rows(torch.tensor(row_ids, device=self.device))
-
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache."""
         return cache_bytes(self._model)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: the model takes rows in, and frames end in the same way."""
-        return (
-            isinstance(other, FrameTarget)
-            and isinstance(self._model, JoinableFrames)
-            and self._model.can_join(other._model)
-            and (self._ends is None) == (other._ends is None)
-        )
-
-    def join(self, other: FrameTarget, row_ids: list[int]) -> None:
-        assert isinstance(self._model, JoinableFrames)
-        self._model.join(other._model, row_ids)
-        self._tokens = put_rows(self._tokens, other._tokens, row_ids)
-        self._hidden = put_rows(self._hidden, other._hidden, row_ids)
-        for sampler, theirs in zip(self._samplers, other._samplers, strict=True):
-            sampler.join(theirs, row_ids)
 
     def _first_logits(self, frames: Tensor, first: NDArray[np.int64], after: Tensor) -> list[Tensor]:
         """The logits [B, n, 1 + V] of the first token after each of n frames, which the backbone reads; none if n is 0.

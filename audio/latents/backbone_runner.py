@@ -23,6 +23,8 @@ class BackboneRunner:
         capacity: Slots of the KV cache per row.
     """
 
+    ROWS = ("_cache",)
+
     def __init__(self, decoder: Any, capacity: int) -> None:
         self._decoder = decoder
         self._cache = SlotCache(capacity)
@@ -53,18 +55,6 @@ class BackboneRunner:
     def cache_bytes(self) -> int:
         """Bytes of the KV cache."""
         return self._cache.nbytes
-
-    def can_join(self, other: BackboneRunner) -> bool:
-        """Whether the rows of `other` can join: it has the same decoder."""
-        return other._decoder is self._decoder
-
-    def join(self, other: BackboneRunner, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
-        self._cache.join(other._cache, row_ids, 1)
-
-    def select_rows(self, row_ids: list[int], device: torch.device) -> None:
-        """Keeps these rows only."""
-        self._cache.select_rows(torch.tensor(row_ids, device=device))
 
 
 def early_exit(decoder: Any, layers: int | None) -> Any:

@@ -21,6 +21,8 @@ class WindowInputs:
         inputs: By layer, the padding followed by the window's inputs, [B, C, left_pad + width * rate].
     """
 
+    ROWS = ("at", "inputs")
+
     at: NDArray[np.int64]
     width: int
     inputs: dict[str, Tensor] = field(default_factory=dict)
@@ -36,11 +38,18 @@ class RollbackPaddingCache:
         depth: Windows to keep; a row can be rolled back to any frame in them.
     """
 
+    ROWS = ("windows",)
+
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._windows: list[WindowInputs] = []
         self._sources: NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # [B], the window that holds a row's padding
         self._offsets: NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # [B], frames of that window before it
+
+    @property
+    def windows(self) -> tuple[WindowInputs, ...]:
+        """The windows that are kept."""
+        return tuple(self._windows)
 
     def begin(self, at: NDArray[np.int64], width: int) -> None:
         """Rolls back to frame `at` of each row (host int64 [B]); the next call reads frames `at` to `at + width`."""
@@ -54,12 +63,6 @@ class RollbackPaddingCache:
     def end(self) -> None:
         """Drops windows beyond `depth`, after all layers have been called."""
         self._windows = self._windows[-self._depth :]
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows only."""
-        for window in self._windows:
-            window.at = window.at[row_ids]
-            window.inputs = {key: inputs[row_ids] for key, inputs in window.inputs.items()}
 
     def update(self, hidden_states: Tensor, cache_key: str, conv_module: Any) -> Tensor:
         """The inputs of a layer after their padding, [B, C, left_pad + n]; the signature is that of transformers."""

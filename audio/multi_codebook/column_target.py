@@ -9,7 +9,6 @@ from torch import Tensor
 
 from mmspec.audio.multi_codebook.cross_attention import CrossAttention
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
-from mmspec.sampling.logits import cfg_rows
 
 
 class ColumnTarget(CausalTarget):
@@ -30,6 +29,8 @@ class ColumnTarget(CausalTarget):
         uncond: The prompts of the unconditional rows; None is `prompt`.
     """
 
+    ROWS = (*CausalTarget.ROWS, "_cross_attention")
+
     def __init__(
         self,
         decoder: Callable[..., Any],
@@ -47,21 +48,6 @@ class ColumnTarget(CausalTarget):
         backbone = Backbone(decoder, embed, heads, vocab_size, prompt.embeds.device, (codebooks,))
         super().__init__(backbone, prompt, (uncond or prompt) if guided else None, length, slack)
         self._cross_attention = cross_attention
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        if self._cross_attention is not None:
-            self._cross_attention.select_rows(cfg_rows(row_ids, self._rows, self._guided, self.device))
-        super().select_rows(row_ids)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: a target of the same model, guided or not as this one."""
-        return isinstance(other, ColumnTarget) and super().can_join(other)
-
-    def join(self, other: CausalTarget, row_ids: list[int]) -> None:
-        assert isinstance(other, ColumnTarget), "see `can_join`"
-        if self._cross_attention is not None and other._cross_attention is not None:
-            self._cross_attention.join(other._cross_attention, row_ids, self.cfg_factor)
-        super().join(other, row_ids)
 
     def round_capacity(self, multiple: int) -> None:
         """Rounds the slots per row up to a multiple, those of the text too; called before the prefill."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from mmspec.sampling.rows import put_rows
+from mmspec.sampling.rows import PerRow
 
 
 class TextLayer(CacheLayerMixin):
@@ -21,6 +21,8 @@ class TextLayer(CacheLayerMixin):
         keys: Where the keys are written; None for new memory.
         values: Where the values are written.
     """
+
+    ROWS = ("keys", "values")
 
     is_sliding = False
 
@@ -66,6 +68,8 @@ class CrossAttention:
         bias: [R, 1, 1, S], added to attention scores: 0, or the lowest number of the dtype on padding.
     """
 
+    ROWS = ("states", PerRow("bias", fill=-torch.inf), "layers")  # a row does not see the slots of longer texts
+
     def __init__(self, states: Tensor, mask: Tensor) -> None:
         self.states = states
         self.bias = torch.zeros(mask.shape, dtype=states.dtype, device=states.device)
@@ -85,6 +89,11 @@ class CrossAttention:
             cut.keys, cut.values = layer.keys[:batch_size], layer.values[:batch_size]
             some.layers.append(cut)
         return EncoderDecoderCache(own, some)
+
+    @property
+    def layers(self) -> tuple[TextLayer, ...]:
+        """Keys and values of each layer."""
+        return tuple(self._text.layers)
 
     def round_length(self, multiple: int) -> None:
         """Rounds S up to a multiple, by slots that no row attends to; called before the first call of the decoder.
@@ -114,20 +123,3 @@ class CrossAttention:
             self.states, self.bias = states.copy_(self.states), bias.copy_(self.bias)
         self._text.layers[:] = map(TextLayer, stored[::2], stored[1::2])
         return 2 + 2 * layers
-
-    def join(self, other: CrossAttention, row_ids: list[int], cfg_factor: int) -> None:
-        """Takes in the rows of `other`, whose keys and values have been computed; row i becomes row `row_ids[i]`."""
-        self.states = put_rows(self.states, other.states, row_ids, cfg_factor=cfg_factor)
-        hidden = torch.finfo(self.bias.dtype).min
-        self.bias = put_rows(self.bias, other.bias, row_ids, cfg_factor=cfg_factor, fill=hidden)
-        for layer, new in zip(self._text.layers, other._text.layers, strict=True):
-            layer.keys = put_rows(layer.keys, new.keys, row_ids, cfg_factor=cfg_factor)
-            layer.values = put_rows(layer.values, new.values, row_ids, cfg_factor=cfg_factor)
-
-    def select_rows(self, row_ids: Tensor) -> None:
-        """Keeps these rows (int64 [rows']), in this order, and drops all others."""
-        self.states, self.bias = self.states[row_ids], self.bias[row_ids]
-        for layer in self._text.layers:
-            if layer.keys is not None and layer.values is not None:
-                here = row_ids.to(layer.keys.device)
-                layer.keys, layer.values = layer.keys[here], layer.values[here]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.sampling.mirrored import on_device, window_positions
-from mmspec.sampling.rows import put_rows
+from mmspec.sampling.rows import PerRow
 
 NEVER = 2**40
 
@@ -47,6 +47,9 @@ class ColumnHistory:
         room: Length of the sequence plus the longest window.
     """
 
+    ROWS = (PerRow("_columns", fill=-1),)
+    SAME = ("_before",)
+
     def __init__(self, before: Tensor, room: int) -> None:
         self._before = before.shape[1]
         self._columns = F.pad(before, (0, 0, 0, room), value=-1)
@@ -78,18 +81,6 @@ class ColumnHistory:
 
         searched = rule.marker, rule.searched, rule.first, rule.latest, rule.opening
         return cells_after(self._columns, self._before, tokens, at, count, rule.codes, *searched)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows only."""
-        self._columns = self._columns[row_ids]
-
-    def can_join(self, other: ColumnHistory) -> bool:
-        """Whether the rows of `other` can join: they have as many columns before position 0."""
-        return other._before == self._before
-
-    def join(self, other: ColumnHistory, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
-        self._columns = put_rows(self._columns, other._columns, row_ids, fill=-1)
 
     def first(self, token: int, codebooks: int, positions: NDArray[np.int64]) -> Tensor:
         """The first position before each of `positions` that has `token` in one of its first `codebooks` cells.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from mmspec.hf.causal_target import CausalTarget
 from mmspec.kernels.backend import choose
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device, uploaded, window_positions
+from mmspec.sampling.rows import Rows
 
 
 class HistoryTarget(ABC):
@@ -29,6 +30,9 @@ class HistoryTarget(ABC):
         inner: The model, a `mmspec.audio.multi_codebook.column_target.ColumnTarget`, whose calls may be captured.
         history: The columns that it reads.
     """
+
+    ROWS: ClassVar[Rows] = ("_history", "_inner")
+    SAME: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, inner: CausalTarget | CUDAGraphTarget, history: ColumnHistory) -> None:
         self.vocab_size, self.layers, self.device = inner.vocab_size, inner.layers, inner.device
@@ -103,23 +107,7 @@ class HistoryTarget(ABC):
         logits = self._inner.forward_ahead(tokens, at, None, early_exit)
         return None if logits is None else self._forced(logits, must, at)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._history.select_rows(row_ids)
-        self._inner.select_rows(row_ids)
-
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache."""
         return cache_bytes(self._inner)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: a target of the same model."""
-        return (
-            isinstance(other, type(self))
-            and self._history.can_join(other._history)
-            and self._inner.can_join(other._inner)
-        )
-
-    def join(self, other: Any, row_ids: list[int]) -> None:
-        self._history.join(other._history, row_ids)
-        self._inner.join(other._inner, row_ids)

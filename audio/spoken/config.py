@@ -1,8 +1,8 @@
 """All constants of the voice and of its training.
 
-The weights in the package were made by these modules, in this order: `prepare_data`, `train_codec`,
-`train --config target`, `train --config draft`, `count_ngrams`, `train_recognizer`. `evaluate` measures the result.
-espeak-ng must be installed.
+The weights in the package were made by `examples/embedded/train_spoken`, in this order: `prepare_data`, `codec`,
+`transformer --config target`, `transformer --config draft`, `count_ngrams`, `recognizer`. `evaluate` measures the
+result. espeak-ng must be installed.
 """
 
 from __future__ import annotations

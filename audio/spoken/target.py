@@ -15,7 +15,7 @@ from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.rows import put_host_rows, put_rows
+from mmspec.sampling.rows import PerRow
 from mmspec.sampling.tree import Tree
 
 Index = NDArray[np.int64]
@@ -48,6 +48,12 @@ class SpokenTarget:
         length: Positions per row.
         slack: Number of positions by which windows may reach past the end.
     """
+
+    ROWS = (
+        "_cache", "_script", "_last", "_phone", "_age", "_entries", PerRow("_features", latest=True),
+        PerRow("_layer_features", latest=True),
+    )  # fmt: skip
+    SAME = ("_net",)
 
     def __init__(self, net: SpokenTransformer, features: Sequence[Index], length: int, slack: int) -> None:
         self.vocab_size = net.vocab_size
@@ -137,17 +143,6 @@ class SpokenTarget:
             root = at[:, None] + 1
             self._cache.move(*(torch.from_numpy(root + p).to(self.device) for p in (path, steps)))
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        index = torch.tensor(row_ids, device=self.device)
-        self._cache.select_rows(index)
-        self._script = self._script[index]
-        self._last, self._phone, self._age = self._last[row_ids], self._phone[row_ids], self._age[row_ids]
-        self._entries = (self._entries[0][row_ids], self._entries[1][row_ids])
-        if self._features is not None:
-            self._features = self._features[index]
-        if self._layer_features is not None:
-            self._layer_features = self._layer_features[index]
-
     @property
     def fused_layers(self) -> tuple[int, ...]:
         """See `mmspec.decoding.target.LayerFeatureTarget`.
@@ -181,17 +176,10 @@ class SpokenTarget:
         """Bytes of the KV cache."""
         return self._cache.nbytes
 
-    def can_join(self, other: object) -> bool:
-        return isinstance(other, SpokenTarget) and other._net is self._net
-
-    def join(self, other: SpokenTarget, row_ids: list[int]) -> None:
-        self._cache.join(other._cache, row_ids)
+    def after_join(self, other: SpokenTarget) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`."""
         if len(other._causal) > len(self._causal):
             self._causal, self._cos, self._sin = other._causal, other._cos, other._sin
-        self._script = put_rows(self._script, other._script, row_ids)
-        self._last = put_host_rows(self._last, other._last, row_ids)
-        self._phone = put_host_rows(self._phone, other._phone, row_ids)
-        self._age = put_host_rows(self._age, other._age, row_ids)
         self._entries = (self._phone[:, :0], self._age[:, :0])
 
     def _advance_tree(self, tokens: Index, at: Index, tree: Tree, first: int) -> tuple[Index, Index]:

@@ -1,5 +1,6 @@
 """What parallel decoding and caches between steps cost on masked models of the images of `shapes`.
 
+    export PYTHONPATH=../embedded
     python masked_images.py measure -n 24
     python masked_images.py train FOLDER --minutes 1
     python masked_images.py caches FOLDER -n 8
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 from diffusers import UVit2DModel
 from torch.nn import functional as F
+from train_shapes.data import caption_features, encode_scenes
 
 from mmspec.decoding.to_end import decode_to_end
 from mmspec.masked.filter import Watch, train_filter
@@ -27,7 +29,6 @@ from mmspec.masked.loop import MaskedBatch
 from mmspec.vision.amused.cached import StepCache
 from mmspec.vision.amused.process import AmusedProcess, Unmasking
 from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS
-from mmspec.vision.shapes.data import caption_features, encode_scenes
 from mmspec.vision.shapes.domain import FEATURE_DIM, index_features
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from mmspec.batching.request import PreparedRows
 from mmspec.decoding.assembly import NO_RESOURCES
@@ -22,9 +21,9 @@ from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import unknown_name
 from mmspec.metrics.bench.kernels import SAMPLING, copy_bandwidth, timed
 from mmspec.recipes import parse
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.graph_cache import new_target
 from mmspec.vision.llamagen.target import LlamaGenTarget
+from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
 TOKENS = 64  # of plain decoding
 
@@ -79,8 +78,8 @@ def bench_steps(
     dim, layers, heads, grid = CONFIGS[config]
     with torch.device(device), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        gpt = LlamaGenGPT(dim=dim, n_layer=layers, n_head=heads, grid_size=grid).eval()
-        nn.Module.to(gpt, dtype)  # nn.Module's `to`, since that of diffusers warns
+        gpt = LlamaGenTransformer(dim=dim, n_layer=layers, n_head=heads, grid_size=grid).eval()
+        gpt.to(dtype)
     weights = sum(p.nbytes for name, p in gpt.named_parameters() if "embedding" not in name)
     bandwidth = copy_bandwidth(device)
     at = np.full(batch, grid * grid // 2)

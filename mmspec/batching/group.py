@@ -150,6 +150,8 @@ class Group:
             new = [other.rows[row] for row in theirs.ids[theirs.is_running].tolist()]
             for at, row in zip(self.batch.join(other.batch), new, strict=True):
                 self.rows[int(state.ids[at])] = row
+        if not self._shared:
+            self.batch.use()  # the policy is for the rows that are running now
 
     def collect(self) -> list[Row]:
         """Reads the new tokens of all rows from the batch; returns the rows that have finished, which leave."""

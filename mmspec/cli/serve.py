@@ -88,6 +88,34 @@ def serve(
         ),
     ] = None,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Whether / is a page to try the models with.")] = True,
+    docs: Annotated[
+        bool | None,
+        typer.Option(
+            "--docs/--no-docs",
+            show_default="without API keys",
+            help="Whether /docs and /openapi.json describe the API.",
+        ),
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", show_default=False, help="Another name of a model, such as tts-1=spoken."),
+    ] = None,
+    voice_alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VOICE",
+            show_default=False,
+            help="Another name of a voice, such as alloy=high; * is any other.",
+        ),
+    ] = None,
+    size_alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE=SIZE",
+            show_default=False,
+            help="A size of images in place of one that the model does not have, such as 1024x1024=auto; * is any.",
+        ),
+    ] = None,
     drafter: Drafter = None,
     tokenizer: Tokenizer = None,
     codec: Codec = None,
@@ -114,12 +142,17 @@ def serve(
         check_folder(learn, "--learn")
     chosen = None if recipe is None else read_recipe(recipe, None)
     _require_extra()
-    from mmspec.serving.settings import ServerSettings, read_api_keys
+    from mmspec.serving.settings import ServerSettings, check_settings, read_api_keys
+    from mmspec.serving.stand_ins import read_stand_ins
 
     settings = ServerSettings(
         host, port, read_api_keys(api_key_file), tuple(cors_origin or ()), allow_reference_audio,
-        allowed_local_media_path, drain_seconds, page,
+        allowed_local_media_path, drain_seconds, page, docs,
+        aliases=read_stand_ins(alias or (), "--alias", "MODEL"),
+        voices=read_stand_ins(voice_alias or (), "--voice-alias", "VOICE"),
+        sizes=read_stand_ins(size_alias or (), "--size-alias", "SIZE"),
     )  # fmt: skip
+    check_settings(settings)
     _run(models, chosen, settings, max_rows, max_waiting, loading, open_page=False, learn=learn)
 
 
@@ -158,10 +191,12 @@ def _run(
     from mmspec.serving.app import Application
     from mmspec.serving.server import address_of, bind
     from mmspec.serving.server import serve as run
+    from mmspec.serving.stand_ins import check_aliases
     from mmspec.serving.warm_up import warm_up
 
     if len(set(names)) < len(names):
         raise ArgumentError(f"MODEL is named twice: {', '.join(names)}")
+    check_aliases(settings.aliases, names)
     listener = bind(settings.host, settings.port)  # before the models are loaded, which takes longer
     try:
         models = [_load(name, recipe, max_rows, max_waiting, loading, learn) for name in names]

@@ -9,7 +9,6 @@ given w is exact.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, CounterRNG, WindowRNG
-from mmspec.sampling.rows import put_last_rows
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class AcceptanceCounter:
 
 
 class LatentSampler:
-    """The sampler of continuous tokens, with the interface of `mmspec.sampling.sampler.JoinableSampler`.
+    """The sampler of continuous tokens, a `mmspec.sampling.sampler.Sampler`.
 
     A token is a latent followed by its marks, [D + M].
 
@@ -184,6 +183,8 @@ class LatentSampler:
         ModelError: If the model returns latents that are not finite.
     """
 
+    ROWS = ("_noise", "_logits")
+
     counts_all_rows = True  # in `counter`; so finished rows are dropped at once
 
     def __init__(self, head: LatentHead, noise: CounterRNG, rule: LatentRule, length: int) -> None:
@@ -195,22 +196,13 @@ class LatentSampler:
         self._length = length
         self._logits: Logits | None = None  # of the last window
 
-    def select_rows(self, row_ids: Tensor) -> None:
-        self._noise.select_rows(row_ids.tolist())
-        if self._logits is not None:
-            cond, uncond = self._logits
-            self._logits = Logits(cond[row_ids], None if uncond is None else uncond[row_ids])
-
-    def join(self, other: LatentSampler, row_ids: Sequence[int]) -> None:
-        """Takes in the rows of `other`, whose head and rule are the same; see `BatchState.join`."""
-        self._noise.join(other._noise, row_ids)
-        if self._logits is not None and other._logits is not None:
-            cond, uncond = (
-                None if ours is None or new is None else put_last_rows(ours, new, row_ids)
-                for ours, new in zip(self._logits, other._logits, strict=True)
-            )
-            assert cond is not None
-            self._logits = Logits(cond, uncond)
+    def before_join(self, other: LatentSampler, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`. Windows end together; the narrower one gets zeros in front."""
+        if self._logits is None or other._logits is None:
+            self._logits = other._logits = None
+            return
+        width = max(self._logits.cond.shape[1], other._logits.cond.shape[1])
+        self._logits, other._logits = _aligned(self._logits, width), _aligned(other._logits, width)
 
     def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         """Packed distributions, float32 [B, W, 2 * D + 1 + M]; see `Gaussian.pack`."""
@@ -280,3 +272,13 @@ class LatentSampler:
         self.counter.add(passed.cpu().numpy(), tested, distance.cpu().numpy())
         excess = self.rule.excess(target, q, x, accept_prob.clamp(max=1.0))
         return Verdict(tokens, accepted, p, draft, excess)
+
+
+def _aligned(logits: Logits, width: int) -> Logits:
+    """Logits [B, W, ...] with zeros in front, [B, width, ...]."""
+    cond, uncond = (
+        None if x is None else torch.cat([x.new_zeros(len(x), width - x.shape[1], *x.shape[2:]), x], dim=1)
+        for x in logits
+    )
+    assert cond is not None
+    return Logits(cond, uncond)

@@ -54,13 +54,28 @@ def running_batch(
 
     Raises:
         ArgumentError: If the recipe needs a resource that the model does not provide.
+        PluginError: If the target does not name what it holds per row.
     """
+    check_target(target)
     drafter = None
     if recipe.info.drafts:
         rows = len(state.ids)
         drafter = build_drafter(DraftingContext(recipe, state.layout, target, samplings, resources, sampler, rows))
     step = decode_tree if recipe.info.tree else decode_window
     return RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, step)
+
+
+def check_target(target: Target) -> None:
+    """Checks that a target names what it holds per row.
+
+    Raises:
+        PluginError: If it does not.
+    """
+    if not hasattr(target, "ROWS") and not hasattr(target, "select_rows"):
+        raise PluginError(
+            f"{type(target).__name__} has no ROWS; name the attributes that hold something per row, or () if there are "
+            "none: see mmspec.decoding.rows"
+        )
 
 
 def build_drafter(context: DraftingContext) -> Any:

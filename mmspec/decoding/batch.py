@@ -26,7 +26,7 @@ class BatchState:
     """The state of a batch whose rows advance independently.
 
     B is the number of rows that the target reads. A row that has finished stays among them, gains nothing and does not
-    count, until `select_rows` drops it or a row that joins takes its place.
+    count, until it is dropped or a row that joins takes its place (`mmspec.decoding.rows`).
 
     Args:
         seeds: One per row.
@@ -42,6 +42,8 @@ class BatchState:
         is_running: Host bool [B], False for rows that have finished.
         rng: The random numbers of the rows.
     """
+
+    ROWS = ("ids", "is_running", "_index", "rng", "layout")
 
     def __init__(
         self,
@@ -401,30 +403,20 @@ class BatchState:
         free, rows = np.flatnonzero(~self.is_running).tolist(), len(self.ids)
         return [*free, *range(rows, rows + max(count - len(free), 0))][:count]
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others; their tokens stay in `result`."""
-        self.ids, self.is_running = self.ids[row_ids], self.is_running[row_ids]
+    def after_move(self) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`. The tokens of rows that have been dropped stay in `result`."""
         self._window = self._row_limits = self._device_limits = None
-        self._index = self._index[on_device(np.array(row_ids), self.device)]
-        self.rng.select_rows(row_ids)
-        if self.layout.constraint is not None:
-            self.layout = replace(self.layout, constraint=self.layout.constraint.select_rows(row_ids))
-        if self.layout.forced is not None:
-            self.layout = replace(self.layout, forced=self.layout.forced.select_rows(row_ids))
 
-    def join(self, other: BatchState, row_ids: list[int]) -> None:
-        """Takes in the rows of another batch, which must all be running, with the lengths that they have.
+    def before_join(self, other: BatchState, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`. Rows that join take the places of rows that have left the request.
 
-        Args:
-            other: A batch of the same kind of tokens. It must not be used any more.
-            row_ids: The index of each of its rows among the B of this batch. Below B it takes the place of a finished
-                row, and also in the request, whose tokens must not be needed any more; B and more append rows.
+        All rows of `other` must be running. Tokens of rows that have finished are lost where a row takes their place.
         """
-        self._window = self._row_limits = self._device_limits = self._host = None
-        ids = [self.ids[row] if row < len(self.ids) else -1 for row in row_ids]
-        free = sorted(set(range(len(self._lengths) + len(row_ids))) - set(self.ids.tolist()))
-        ids = [int(known) if known >= 0 else free.pop(0) for known in ids]
-        layout, new = self.layout, other.layout
+        self._host = None
+        places, row_ids = self.ids.tolist(), self.places(len(other.ids))
+        free = sorted(set(range(len(self._lengths) + len(row_ids))) - set(places))
+        ids = [places[row] if row < len(places) else free.pop(0) for row in row_ids]
+        layout = self.layout
         self._tokens = put_rows(self._tokens, other._tokens[other.ids], ids, fill=layout.pad)
         self._lengths = put_host_rows(self._lengths, other.length, ids)
         self._limits = put_host_rows(self._limits, other._limits[other.ids], ids)
@@ -433,16 +425,9 @@ class BatchState:
             ours += [None] * (len(self._lengths) - len(ours))
             for row, theirs in zip(ids, other.ids, strict=True):
                 ours[row] = new_rows[theirs]
-        before = len(self.ids)
-        self.ids = put_host_rows(self.ids, np.array(ids), row_ids)
-        self.is_running = put_host_rows(self.is_running, other.is_running, row_ids)
-        self._index = torch.from_numpy(self.ids).to(self.device)[:, None]
-        self.rng.join(other.rng, row_ids)
-        if layout.constraint is not None and new.constraint is not None:
-            layout = replace(layout, constraint=layout.constraint.join(new.constraint, before, row_ids))
-        if layout.forced is not None and new.forced is not None:
-            layout = replace(layout, forced=layout.forced.join(new.forced, before, row_ids))
-        self.layout = replace(layout, length=max(layout.length, new.length), stops=layout.stops or new.stops)
+        other.ids, other._index = np.array(ids), torch.tensor(ids, device=self.device)[:, None]
+        longest, stops = max(layout.length, other.layout.length), layout.stops or other.layout.stops
+        self.layout = replace(layout, length=longest, stops=stops)
 
     def fork(self, count: int, seed: int) -> BatchState:
         """A copy of the B rows that drafting may advance: by `count` tokens at most, and not past its end.

@@ -22,8 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.captured_calls import MAX_WIDTH, GraphCache, Read
 from mmspec.decoding.quantized_cache import cache_bits
+from mmspec.decoding.rows import join_rows, select_rows
 from mmspec.decoding.target import (
     EarlyExit,
     ExitFeatureTarget,
@@ -32,8 +34,6 @@ from mmspec.decoding.target import (
     RereadsWindows,
     SupportsTreeEarlyExit,
     cache_bytes,
-    can_join,
-    join_targets,
     prompt_padding,
     reads_short_cache,
     reuses_updates,
@@ -152,6 +152,9 @@ class CUDAGraphTarget:
         give_back: Called when the target no longer uses the `graphs`; before that it is called when this is freed.
     """
 
+    ROWS = ("_target",)
+    SAME = ()
+
     give_back: Callable[[], object] | None = None
 
     def __init__(self, target: Capturable, graphs: GraphCache | None = None) -> None:
@@ -232,6 +235,7 @@ class CUDAGraphTarget:
         self._eager().settle(at, path)
 
     def select_rows(self, row_ids: list[int]) -> None:
+        """See `mmspec.decoding.rows.MovesRows`."""
         before = self._target.rows if self._live is None else len(self._live)
         self._slots_from = None
         index = cfg_rows(row_ids, before, self._target.cfg_factor == 2, self.device)
@@ -240,8 +244,9 @@ class CUDAGraphTarget:
             if found is not None:
                 latest.set(found[index])
         if not self._all_rows or not self._graphs.works():
+            self._eager()
             self._all_rows = False
-            self._target.select_rows(row_ids)
+            select_rows(self._target, row_ids, before)
             self._leave()
         else:
             self._live = row_ids if self._live is None else [self._live[row] for row in row_ids]
@@ -252,11 +257,8 @@ class CUDAGraphTarget:
         """Bytes of the KV cache."""
         return cache_bytes(self._target)
 
-    def can_join(self, other: object) -> bool:
-        return isinstance(other, CUDAGraphTarget) and can_join(self._target, other._target)
-
-    def join(self, other: CUDAGraphTarget, row_ids: list[int]) -> None:
-        """See `mmspec.decoding.target.JoinableTarget`. Captured calls keep fitting where the rows find free places."""
+    def join(self, other: CUDAGraphTarget, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.MovesRows`. Captured calls keep fitting where the rows find free places."""
         live = list(range(self._target.rows)) if self._live is None else list(self._live)
         factor, before = self._target.cfg_factor, len(live)
         self._slots_from = None
@@ -267,7 +269,8 @@ class CUDAGraphTarget:
         free = sorted(set(range(self._target.rows + len(row_ids))) - set(live))
         live += [free.pop(0) for row in range(max(row_ids) + 1 - before)]
         places = self._places()
-        join_targets(self._target, other._eager(), [live[row] for row in row_ids])
+        rows = self._target.rows
+        join_rows(self._target, other._eager(), [live[row] for row in row_ids], state, other_state, rows)
         if self._places() != places:
             self._leave()
         self._all_rows = True
@@ -417,7 +420,7 @@ class CUDAGraphTarget:
         if self._live is not None:
             for latest in (self._features, self._states):
                 latest.get(self._index)
-            self._target.select_rows(self._live)
+            select_rows(self._target, self._live, self._target.rows)
             self._live, self._index, self._all_rows = None, None, False
             self._slots_from = None
             self._leave()

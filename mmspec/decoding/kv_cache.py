@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.quantized_cache import QuantizedStore
-from mmspec.sampling.rows import put_rows
+from mmspec.sampling.rows import PerRow, put_rows
 
 Store = Tensor | QuantizedStore
 
@@ -72,13 +72,15 @@ def new_store(shape: Sequence[int], dtype: torch.dtype, device: torch.device, bi
         return torch.zeros(*shape, dtype=dtype, device=device)
 
 
-def put_store(own: Store, new: Store, row_ids: Sequence[int], dim: int = 0, cfg_factor: int = 1) -> Store:
+def put_store(
+    own: Store, new: Store, row_ids: Sequence[int], dim: int = 0, cfg_factor: int = 1, fill: float = 0
+) -> Store:
     """`mmspec.sampling.rows.put_rows` for stores, both quantized or neither."""
     if isinstance(own, QuantizedStore):
         assert isinstance(new, QuantizedStore) and (own.bits, own.gear) == (new.bits, new.gear), "one kind of cache"
         return own.put_rows(new, row_ids, dim, cfg_factor)
     assert isinstance(new, Tensor)
-    return put_rows(own, new, row_ids, dim, cfg_factor)
+    return put_rows(own, new, row_ids, dim, cfg_factor, fill)
 
 
 def move_slots(store: Store, source: Tensor, target: Tensor) -> None:
@@ -113,6 +115,8 @@ class KVCache:
         keys: [L, R, heads, capacity, head_dim]; see `new_store`.
         values: As `keys`.
     """
+
+    ROWS = PerRow("keys", dim=1), PerRow("values", dim=1)
 
     def __init__(
         self,
@@ -150,15 +154,6 @@ class KVCache:
     def layer(self, index: int) -> tuple[Store, Store]:
         """Keys and values of one layer, views [R, heads, capacity, head_dim]."""
         return self.keys[index], self.values[index]
-
-    def select_rows(self, row_ids: Tensor) -> None:
-        """Keeps these rows (int64 [R']), in this order, and drops all others."""
-        self.keys, self.values = self.keys[:, row_ids], self.values[:, row_ids]
-
-    def join(self, other: KVCache, row_ids: Sequence[int], cfg_factor: int = 1) -> None:
-        """Takes in the rows of another cache of the same model; see `mmspec.sampling.rows.put_rows`."""
-        self.keys = put_store(self.keys, other.keys, row_ids, 1, cfg_factor)
-        self.values = put_store(self.values, other.values, row_ids, 1, cfg_factor)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copies each row's slots `source` to its slots `target` in all layers, int64 [R, D] both, all at once."""

@@ -38,6 +38,8 @@ class Layout:
             is a row that reaches its limit before a token that ends it.
     """
 
+    ROWS = ("constraint", "forced")
+
     length: int
     width: int | None = None
     constraint: Constraint | None = None

@@ -23,12 +23,12 @@ from mmspec.decoding.rows import can_join, join_rows
 from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import OnStep
-from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
+from mmspec.decoding.target import Target, bind_features, cache_bytes
 from mmspec.decoding.window_policy import Committed, WindowPolicy
 from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.sampler import JoinableSampler, Sampler, join_samplers
+from mmspec.sampling.sampler import Sampler
 
 
 class Observer(Protocol):
@@ -311,11 +311,8 @@ class RunningBatch:
             (getattr(ours, name) is None) == (getattr(theirs, name) is None)
             for name in ("constraint", "forced", "ends", "stops")
         )
-        if not (same and optional and isinstance(self.target, JoinableTarget)):
-            return False
-        if not isinstance(self.sampler, JoinableSampler):
-            return False
-        return self.target.can_join(other.target) and can_join(self.drafter, other.drafter)
+        pairs = (self.target, other.target), (self.sampler, other.sampler), (self.drafter, other.drafter)
+        return same and optional and all(can_join(*pair) for pair in pairs)
 
     def join(self, other: RunningBatch) -> list[int]:
         """Takes in the running rows of another batch, which must not be used any more.
@@ -329,15 +326,14 @@ class RunningBatch:
             The index of each of its rows in `state.ids`.
         """
         other.drop_finished(at_once=True)
-        row_ids = self.state.places(len(other.state.ids))
-        assert isinstance(self.target, JoinableTarget)
-        if self.drafter is not None:
-            join_rows(self.drafter, other.drafter, row_ids, self.state, other.state)
-        self.target.join(other.target, row_ids)
-        join_samplers(self.sampler, other.sampler, row_ids)
-        theirs = other.state.ids.tolist()
-        self.state.join(other.state, row_ids)
-        self.meter.join(other.meter, self.state.ids[row_ids].tolist(), theirs)
+        state, new = self.state, other.state
+        row_ids, theirs = state.places(len(new.ids)), new.ids.tolist()
+        parts = [(self.target, other.target), (self.sampler, other.sampler), (state, new)]
+        if self.drafter is not None:  # before the target: it may still have to read the features of the prompts
+            parts.insert(0, (self.drafter, other.drafter))
+        for ours, joining in parts:
+            join_rows(ours, joining, row_ids, state, new)
+        self.meter.join(other.meter, state.ids[row_ids].tolist(), theirs)
         return row_ids
 
 

@@ -29,15 +29,13 @@ from mmspec.decoding.target import (
     Target,
     TreeTarget,
     cache_bytes,
-    can_join,
-    join_targets,
     reads_short_cache,
     reuses_updates,
     skips_layers,
 )
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.rows import put_host_rows, put_rows
+from mmspec.sampling.rows import PerRow
 from mmspec.sampling.tree import Tree
 
 # (prefix, logits) -> logits. `prefix` int64 [n, L] holds the tokens before each slot, the latest one last, -1 where
@@ -61,6 +59,9 @@ class ProcessedTarget:
         room: Positions of the sequence plus those of the widest window.
         guide: Combines conditional and unconditional logits; required if `target` has both.
     """
+
+    ROWS = (PerRow("_tokens", fill=-1), "_entries", "_before", "_target")
+    SAME = ("_processors", "_guide")
 
     def __init__(
         self,
@@ -89,12 +90,16 @@ class ProcessedTarget:
             self.reread = partial(_reread, ref(self), target)  # a cycle would keep graphs from being given back
         if isinstance(target, PaddedTarget):
             self.prompt_padding = target.prompt_padding
-        self._processors = processors
+        self._processors = tuple(processors)
         self._guide = guide
         self._before = np.full(len(prompt), prompt.shape[1])  # host int64 [B]
         self._tokens = F.pad(prompt.to(self.device, torch.int64), (0, room), value=-1)
         self._entries = self._tokens[:, :0]  # the tokens of a tree, its root at 0
         self._as_chain = True  # whether the entries so far were read by `forward`, as a window
+
+    def after_join(self, other: ProcessedTarget) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`."""
+        self._entries = self._tokens[:, :0]
 
     def prefill(self) -> Logits:
         return self._apply(self._target.prefill(), self._tokens[:, None, : int(self._before[0])], committed=1)
@@ -158,30 +163,10 @@ class ProcessedTarget:
         known = torch.cat([prompt, tokens], dim=1)
         return self._apply(logits, self._gather(known, slots + longest), committed=0)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._tokens, self._entries = self._tokens[row_ids], self._entries[row_ids]
-        self._before = self._before[row_ids]
-        self._target.select_rows(row_ids)
-
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache."""
         return cache_bytes(self._target)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: their processors are equal, and so is their guidance."""
-        return (
-            isinstance(other, ProcessedTarget)
-            and list(other._processors) == list(self._processors)
-            and other._guide == self._guide
-            and can_join(self._target, other._target)
-        )
-
-    def join(self, other: ProcessedTarget, row_ids: list[int]) -> None:
-        self._tokens = put_rows(self._tokens, other._tokens, row_ids, fill=-1)
-        self._entries = self._tokens[:, :0]
-        self._before = put_host_rows(self._before, other._before, row_ids)
-        join_targets(self._target, other._target, row_ids)
 
     def _prefixes(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor:
         """The prefix of each slot of a window, int64 [B, W, L], whose tokens are kept for later ones."""

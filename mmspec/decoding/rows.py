@@ -1,30 +1,37 @@
 """The owner of rows: drops and joins the rows of whatever a batch is made of.
 
-A part of a batch names in `ROWS` which of its attributes hold something per row. Each of them is
+A part of a batch is a target, a drafter, a sampler, a KV cache, or anything that one of them consists of. It names in
+`ROWS` which of its attributes hold something per row. Each of them is
 
-- None, or a tensor without elements: nothing yet;
-- a tensor or a host array with the rows along its first axis, [B, ...], or [2 * B, ...] with guidance, where the
-  unconditional rows follow the conditional ones;
+- None, or a tensor without rows: nothing yet;
+- a tensor, a host array or a quantized store with the rows along one axis, [B, ...], or [2 * B, ...] with guidance,
+  where the unconditional rows follow the conditional ones; `PerRow` says what is special about it;
 - a list with one item per row;
-- another part, a target, a sampler or a KV cache.
+- a tuple, a dict or a layout, whose values are any of these;
+- another part.
 
 Nothing else moves rows. A part that must act on a move has some of the functions of `HoldsRows`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.decoding.kv_cache import KVCache
+from mmspec.decoding.kv_cache import put_store
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.quantized_cache import QuantizedStore
+from mmspec.errors import PluginError
+from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import cfg_rows
-from mmspec.sampling.rows import put_host_rows, put_rows
-from mmspec.sampling.sampler import JoinableSampler
+from mmspec.sampling.rows import PerRow, Rows, put_host_rows
 
 if TYPE_CHECKING:
     from mmspec.decoding.batch import BatchState
@@ -36,10 +43,13 @@ class HoldsRows(Protocol):
     Attributes:
         ROWS: The names of the attributes that hold something per row.
         COUNTS: The names of the attributes that count something, and are added up when batches join.
+        SAME: The names of attributes that are equal in all parts whose rows can join, with dots for attributes of
+            attributes. None if no rows can, which is the default of targets.
     """
 
-    ROWS: ClassVar[tuple[str, ...]]
+    ROWS: ClassVar[Rows]
     COUNTS: ClassVar[tuple[str, ...]]
+    SAME: ClassVar[tuple[str, ...] | None]
 
     def before_move(self) -> None:
         """Called before rows are dropped or joined."""
@@ -64,48 +74,37 @@ class HoldsRows(Protocol):
         ...
 
 
-class Kept:
-    """The rows of a batch that stay.
+class MovesRows(Protocol):
+    """A part that moves its rows in a way of its own: captured calls read the rows where they lie."""
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        """Keeps these rows, in this order, and drops all others."""
+        ...
+
+    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """Takes in the rows of another part of the same class; see `join_rows`."""
+        ...
+
+
+def select_rows(part: Any, row_ids: Sequence[int], rows: int) -> None:
+    """Keeps some rows of a part, in this order, and drops all others.
 
     Args:
-        row_ids: Their indices, in order.
+        part: The part.
+        row_ids: The indices of the rows that stay.
         rows: B, the number of rows so far.
-        device: Of the batch.
     """
-
-    def __init__(self, row_ids: Sequence[int], rows: int, device: torch.device) -> None:
-        self.row_ids, self._rows, self._device = list(row_ids), rows, device
-        self._index = cache(partial(cfg_rows, self.row_ids, rows))  # one upload per device
-
-    def of(self, value: Any) -> Any:
-        """The value of an attribute with these rows alone."""
-        if isinstance(value, Tensor):
-            return value[self._index(len(value) > self._rows, value.device)] if len(value) else value
-        if isinstance(value, np.ndarray):
-            return value[self._index(len(value) > self._rows, torch.device("cpu")).numpy()] if len(value) else value
-        if isinstance(value, list):
-            return [value[row] for row in self.row_ids]
-        if isinstance(value, KVCache):
-            if value.rows:
-                value.select_rows(self._index(value.rows > self._rows, value.device))
-        elif isinstance(value, JoinableSampler):
-            value.select_rows(self._index(False, self._device))
-        elif hasattr(value, "select_rows"):  # a target
-            value.select_rows(self.row_ids)
-        elif value is not None:
-            select_rows(value, self)
-        return value
+    _Kept(row_ids, rows).select(part)
 
 
-def select_rows(part: Any, kept: Kept) -> None:
-    """Keeps these rows of a part, in this order, and drops all others."""
-    _call(part, "before_move")
-    for name, value in _values(part):
-        setattr(part, name, kept.of(value))
-    _call(part, "after_move")
-
-
-def join_rows(part: Any, other: Any, row_ids: Sequence[int], state: BatchState, other_state: BatchState) -> None:
+def join_rows(
+    part: Any,
+    other: Any,
+    row_ids: Sequence[int],
+    state: BatchState,
+    other_state: BatchState,
+    rows: int | None = None,
+) -> None:
     """Takes in the rows of another part of the same class, which must not be used any more.
 
     Args:
@@ -114,59 +113,184 @@ def join_rows(part: Any, other: Any, row_ids: Sequence[int], state: BatchState, 
         row_ids: Row i of it becomes row `row_ids[i]`, in the place of a finished row, or is appended.
         state: The batch, before the rows have joined it. Every row has a token, and no window is open.
         other_state: The batch of `other`.
+        rows: The number of rows that the part has, if it is not that of the batch.
     """
-    for each in (part, other):
-        _call(each, "before_move")
-    _call(part, "before_join", other, state, other_state)
-    rows = len(state.ids)
-    for name, value in _values(part):
-        new: Any = getattr(other, name, None)
-        assert (value is None) == (new is None), f"{type(part).__name__}.{name}: `before_join` makes it in both"
-        if isinstance(value, Tensor):
-            if len(value):
-                setattr(part, name, put_rows(value, new, row_ids, cfg_factor=len(value) // rows))
-        elif isinstance(value, np.ndarray):
-            if len(value):
-                setattr(part, name, put_host_rows(value, new, row_ids, cfg_factor=len(value) // rows))
-        elif isinstance(value, list):
-            by_row = dict(enumerate(value)) | dict(zip(row_ids, new, strict=True))
-            setattr(part, name, [by_row[row] for row in range(len(by_row))])
-        elif isinstance(value, KVCache):
-            value.join(new, row_ids, value.rows // rows)
-        elif hasattr(value, "join"):  # a target or a sampler
-            value.join(new, row_ids)
-        elif value is not None:
-            join_rows(value, new, row_ids, state, other_state)
-    for name in getattr(part, "COUNTS", ()):
-        setattr(part, name, getattr(part, name) + getattr(other, name))
-    _call(part, "after_join", other)
-    _call(part, "after_move")
+    _Joined(list(row_ids), state, other_state, rows or len(state.ids)).join(part, other)
 
 
 def can_join(part: Any, other: Any) -> bool:
     """Whether the rows of `other` can join a part: they are of one class, and all that they consist of can."""
     if type(part) is not type(other):
         return False
-    for name, value in _values(part):
-        new: Any = getattr(other, name, None)
-        if isinstance(value, Tensor | np.ndarray | list | KVCache | JoinableSampler) or value is None:
-            continue
-        if hasattr(value, "can_join"):
-            fits = value.can_join(new)
-        else:  # a target without `join` keeps its rows for itself
-            fits = hasattr(value, "join") or (not hasattr(value, "select_rows") and can_join(value, new))
-        if not fits:
-            return False
-    return True
+    same = getattr(part, "SAME", None if hasattr(part, "forward") else ())
+    if same is None or not all(_agree(*map(attrgetter(name), (part, other))) for name in same):
+        return False
+    return all(_fits(value, getattr(other, each.name, None)) for each, value in _values(part))
 
 
-def _values(part: Any) -> Iterator[tuple[str, Any]]:
+def _agree(ours: Any, theirs: Any) -> bool:
+    return ours is theirs or bool(ours == theirs)
+
+
+def _fits(value: Any, new: Any) -> bool:
+    """Whether a value of an attribute can be joined by another one."""
+    leaf = isinstance(value, Tensor | np.ndarray | QuantizedStore | Constraint | ForcedCells | list)
+    if leaf or value is None or new is None:
+        return True
+    inside, theirs = _inside(value), _inside(new)
+    if inside is None:
+        return can_join(value, new)
+    if theirs is None or len(inside[1]) != len(theirs[1]):
+        return False
+    return all(_fits(item, their) for (_, item), (_, their) in zip(inside[1], theirs[1], strict=True))
+
+
+class _Kept:
+    """Rows that stay; see `select_rows`."""
+
+    def __init__(self, row_ids: Sequence[int], rows: int) -> None:
+        self._row_ids, self._rows = list(row_ids), rows
+        self._index = cache(partial(cfg_rows, self._row_ids, rows))  # one upload per device
+
+    def select(self, part: Any) -> None:
+        if hasattr(part, "select_rows"):
+            cast(MovesRows, part).select_rows(self._row_ids)
+            return
+        _call(part, "before_move")
+        for each, value in _values(part):
+            _set(part, each.name, value, self._of(value, each))
+        _call(part, "after_move")
+
+    def _of(self, value: Any, each: PerRow) -> Any:
+        """The value of an attribute with these rows alone."""
+        if isinstance(value, Tensor | np.ndarray | QuantizedStore):
+            count = value.shape[each.dim]
+            if not count:
+                return value
+            _check_rows(value, each, self._rows)
+            if isinstance(value, np.ndarray):
+                return value[_at(each.dim, self._index(count > self._rows, _CPU).numpy())]
+            return value[_at(each.dim, self._index(count > self._rows, value.device))]
+        if isinstance(value, Constraint | ForcedCells):
+            return value.of_rows(self._row_ids)
+        if isinstance(value, list):
+            return [value[row] for row in self._row_ids]
+        inside = _inside(value)
+        if inside is not None:
+            return _made(value, inside, [self._of(item, replace(each, name=name)) for name, item in inside[1]])
+        if value is not None:
+            self.select(value)
+        return value
+
+
+class _Joined:
+    """Rows that join; see `join_rows`."""
+
+    def __init__(self, row_ids: list[int], state: BatchState, other_state: BatchState, rows: int) -> None:
+        self._row_ids, self._states, self._rows = row_ids, (state, other_state), rows
+
+    def join(self, part: Any, other: Any) -> None:
+        if hasattr(part, "select_rows"):
+            cast(MovesRows, part).join(other, self._row_ids, *self._states)
+            return
+        for one in (part, other):
+            _call(one, "before_move")
+        _call(part, "before_join", other, *self._states)
+        for each, value in _values(part):
+            _set(part, each.name, value, self._of(value, getattr(other, each.name, None), each, part))
+        for name in getattr(part, "COUNTS", ()):
+            setattr(part, name, getattr(part, name) + getattr(other, name))
+        _call(part, "after_join", other)
+        _call(part, "after_move")
+
+    def _of(self, value: Any, new: Any, each: PerRow, part: Any) -> Any:
+        """The value of an attribute with the rows of `new`."""
+        if not _alike(value, new):
+            raise PluginError(
+                f"{type(part).__name__}.{each.name}: {type(new).__name__} cannot join {type(value).__name__}; "
+                "`before_join` makes both"
+            )
+        if isinstance(value, Tensor | np.ndarray | QuantizedStore):
+            if bool(value.shape[each.dim]) != bool(new.shape[each.dim]):
+                name = f"{type(part).__name__}.{each.name}"
+                raise PluginError(f"{name} has no rows in one of two batches; `before_join` makes both")
+            if not value.shape[each.dim]:
+                return value
+            _check_rows(value, each, self._rows)
+            if each.latest:
+                value, new = value[:, -1:], new[:, -1:]
+            factor = value.shape[each.dim] // self._rows
+            if isinstance(value, np.ndarray):
+                return put_host_rows(value, new, self._row_ids, each.dim, factor, each.fill)
+            return put_store(value, new, self._row_ids, each.dim, factor, each.fill)
+        if isinstance(value, Constraint | ForcedCells):
+            return value.with_rows(new, self._rows, self._row_ids)
+        if isinstance(value, list):
+            by_row = dict(enumerate(value)) | dict(zip(self._row_ids, new, strict=True))
+            return [by_row[row] for row in range(len(by_row))]
+        inside, theirs = _inside(value), _inside(new)
+        if inside is not None and theirs is not None:
+            pairs = zip(inside[1], theirs[1], strict=True)
+            new = [self._of(item, their, replace(each, name=name), part) for (name, item), (_, their) in pairs]
+            return _made(value, inside, new)
+        if value is not None:
+            self.join(value, new)
+        return value
+
+
+_CPU = torch.device("cpu")
+_Items = tuple[Callable[[list[Any]], Any], list[tuple[str, Any]]]
+
+
+def _alike(value: Any, new: Any) -> bool:
+    return type(value) is type(new) or any(isinstance(value, of) and isinstance(new, of) for of in (Tensor, np.ndarray))
+
+
+def _inside(value: Any) -> _Items | None:
+    """The values in a tuple, a dict or a layout, with their names, and what puts others in their place."""
+    if isinstance(value, dict):
+        return (lambda items: dict(zip(value, items, strict=True))), [(str(key), value[key]) for key in value]
+    if isinstance(value, tuple):
+        make: Callable[[list[Any]], Any] = type(value)._make if hasattr(value, "_make") else tuple
+        return make, [(str(i), item) for i, item in enumerate(value)]
+    if isinstance(value, Layout):
+        fields = [(each.name, item) for each, item in _values(value)]
+        return (lambda items: replace(value, **dict(zip(dict(fields), items, strict=True)))), fields
+    return None
+
+
+def _made(value: Any, inside: _Items, items: list[Any]) -> Any:
+    """A value with other items; the same one if they are the same."""
+    same = all(new is item for new, (_, item) in zip(items, inside[1], strict=True))
+    return value if same else inside[0](items)
+
+
+def _values(part: Any) -> Iterator[tuple[PerRow, Any]]:
     """The attributes of a part that hold something per row, as far as it has them already."""
-    for name in getattr(part, "ROWS", ()):
-        yield name, getattr(part, name, None)
+    for each in getattr(part, "ROWS", ()):
+        each = PerRow(each) if isinstance(each, str) else each
+        yield each, getattr(part, each.name, None)
 
 
 def _call(part: Any, name: str, *arguments: Any) -> None:
     function = getattr(part, name, None)
     if function is not None:
         function(*arguments)
+
+
+def _set(part: Any, name: str, value: Any, new: Any) -> None:
+    if new is not value:
+        setattr(part, name, new)
+
+
+def _at(dim: int, index: Any) -> tuple[Any, ...]:
+    return *(slice(None),) * dim, index
+
+
+def _check_rows(value: Any, each: PerRow, rows: int) -> None:
+    """Checks that a value has a row, or two with guidance, for each of the batch."""
+    if value.shape[each.dim] not in (rows, 2 * rows):
+        raise PluginError(
+            f"{each.name} is named in ROWS, and has {value.shape[each.dim]} rows along axis {each.dim} in a batch of "
+            f"{rows}; it must have {rows}, or {2 * rows} with guidance"
+        )

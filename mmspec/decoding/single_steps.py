@@ -12,7 +12,7 @@ import torch
 
 from mmspec.decoding.ahead import parts_ahead
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.rows import Kept, select_rows
+from mmspec.decoding.rows import select_rows
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
@@ -93,7 +93,7 @@ def decode_steps(
         if not running:
             return False
         if (kept := drop_finished(state, target, drafter, sampler)) is not None:
-            draws.select_rows(kept, state.device)
+            draws.keep(kept, state.device)
             tokens, opened = tokens[kept], None
     return True
 
@@ -122,9 +122,7 @@ def drop_finished(
     at_once = at_once or bool(getattr(sampler, "counts_all_rows", False))  # see `LatentSampler`
     if not at_once and finished * _KEPT < rows:
         return None
-    state.select_rows(running)
-    target.select_rows(running)
-    sampler.select_rows(torch.tensor(running, device=target.device))
-    if drafter is not None:
-        select_rows(drafter, Kept(running, rows, state.device))
+    for part in (state, target, sampler, drafter):
+        if part is not None:
+            select_rows(part, running, rows)
     return running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ class Target(Protocol):
 
     Every call gives the position at which each row's window starts, and thereby rolls the KV cache back to it. With
     guidance, the target adds the unconditional rows itself; they read the same tokens.
+
+    What it holds per row it names in `ROWS`, and what must agree for rows to join in `SAME`; see
+    `mmspec.decoding.rows.HoldsRows`.
 
     Attributes:
         vocab_size: V.
@@ -45,10 +48,6 @@ class Target(Protocol):
         """
         ...
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in this order, and drops all others."""
-        ...
-
 
 @runtime_checkable
 class SingleSlotTarget(Target, Protocol):
@@ -66,25 +65,6 @@ class SingleSlotTarget(Target, Protocol):
 
 
 @runtime_checkable
-class JoinableTarget(Target, Protocol):
-    """A target that takes in the rows of another target of the same model, while both are decoding."""
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: it wraps the same model in the same way."""
-        ...
-
-    def join(self, other: Any, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`, which has read its prompts and must not be used any more.
-
-        Args:
-            other: A target for which `can_join` is true.
-            row_ids: Row i of it becomes row `row_ids[i]`: in the place of a row that is not needed any more, or
-                appended.
-        """
-        ...
-
-
-@runtime_checkable
 class FeatureTarget(Target, Protocol):
     """A target that returns its features, for drafters and rules that read them.
 
@@ -95,8 +75,8 @@ class FeatureTarget(Target, Protocol):
     def features(self) -> Tensor:
         """The features of the last call: one for each token of its window, entry of its tree, or slot of its prompt.
 
-        After `select_rows` they are those of the kept rows: a drafter may ask for them once rows have ended. After
-        `join` there is at least one for each row, the latest one last.
+        After rows have been dropped they are those of the kept rows: a drafter may ask for them once rows have ended.
+        After rows have joined there is at least one for each row, the latest one last.
         """
         ...
 
@@ -377,17 +357,6 @@ def bind_features(rule: Accept, target: object, batch_size: int) -> Accept:
     if not isinstance(target, FeatureTarget):
         raise ArgumentError(f"the acceptance rule reads features, which {type(target).__name__} does not provide")
     return replace(rule, features=target.features()[:batch_size])
-
-
-def can_join(target: object, other: object) -> bool:
-    """Whether the rows of a target can join another one."""
-    return isinstance(target, JoinableTarget) and target.can_join(other)
-
-
-def join_targets(target: Target, other: Target, row_ids: list[int]) -> None:
-    """Lets the rows of `other` join a `JoinableTarget`; see its `join`."""
-    assert isinstance(target, JoinableTarget), f"rows cannot join a {type(target).__name__}"
-    target.join(other, row_ids)
 
 
 def cache_bytes(target: object) -> int:

@@ -21,7 +21,6 @@ from mmspec.decoding.target import (
     EarlyExit,
     SupportsEarlyExit,
     SupportsTreeEarlyExit,
-    can_join,
     reads_short_cache,
     reuses_updates,
     skips_layers,
@@ -42,6 +41,9 @@ class EarlyExitTarget:
         ArgumentError: If the target does not support early exits, short caches or skipped layers, or has fewer than
             `early_exit.layers` layers, or if the early exit is the whole target.
     """
+
+    ROWS = ()  # the rows are those of the target
+    SAME = ()
 
     def __init__(self, target: object, early_exit: EarlyExit) -> None:
         if not isinstance(target, SupportsEarlyExit):
@@ -90,13 +92,3 @@ class EarlyExitTarget:
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         """Does nothing: the target settles the cache that both share."""
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Does nothing: the decoding loop has selected the rows of the target before those of its drafter."""
-
-    def can_join(self, other: object) -> bool:
-        """See `mmspec.decoding.target.JoinableTarget`."""
-        return isinstance(other, EarlyExitTarget) and can_join(self._target, other._target)
-
-    def join(self, other: EarlyExitTarget, row_ids: list[int]) -> None:
-        """Does nothing: the decoding loop lets the rows of the target join as well."""

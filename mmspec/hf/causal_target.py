@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
 from mmspec.decoding.kept_graphs import ROUND, with_kept_graphs
 from mmspec.decoding.layer_run import LayerRun
@@ -29,9 +30,9 @@ from mmspec.hf.fused_layers import can_fuse, fused_features
 from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.prompt_slots import at_places, extended, positions_by_slot
 from mmspec.hf.slot_cache import SlotCache, SlotCopies
-from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import copied
-from mmspec.sampling.rows import put_host_rows, put_rows
+from mmspec.sampling.rows import PerRow, Rows
 from mmspec.sampling.tree import Tree
 
 
@@ -101,6 +102,12 @@ class CausalTarget:
         ArgumentError: If the model computes attention with a kernel that takes no masks.
     """
 
+    ROWS: ClassVar[Rows] = (
+        "_cache", PerRow("_visible", fill=True), PerRow("_positions", dim=1), "_embeds", "_prompt", "_first_slots",
+        "_added", PerRow("_features", latest=True), PerRow("_layer_features", latest=True),
+    )  # fmt: skip
+    SAME: ClassVar[tuple[str, ...]] = ("vocab_size", "_guided", "_kind")
+
     def __init__(self, backbone: Backbone, cond: Prompt, uncond: Prompt | None, length: int, slack: int) -> None:
         refuse_flash_attention(backbone.decoder)
         self.vocab_size = backbone.vocab_size
@@ -108,10 +115,9 @@ class CausalTarget:
         self.cell = backbone.cell
         self._backbone = backbone
         self._guided = uncond is not None
-        self._rows = len(cond.mask)
         prompts = [cond] if uncond is None else [cond, uncond]
         t = max(prompt.mask.shape[1] for prompt in prompts)
-        self._prompt = np.full(self._rows, t)  # host int64 [B], slots of each row's prompt
+        self._prompt = np.full(len(cond.mask), t)  # host int64 [B], slots of each row's prompt
         capacity = t + length + slack
         self._embeds: Tensor | None = torch.cat([F.pad(p.embeds, (0, 0, t - p.mask.shape[1], 0)) for p in prompts])
         # By slot: whether it is not padding, bool [R, capacity], and its position ids, int64 [axes, R, capacity].
@@ -140,7 +146,7 @@ class CausalTarget:
     def prefill(self) -> Logits:
         assert self._embeds is not None, "prefill() is called once"
         embeds, self._embeds = self._embeds, None
-        return self._logits(self._read(embeds, np.zeros(self._rows, dtype=np.int64)), 1)
+        return self._logits(self._read(embeds, np.zeros(self.rows, dtype=np.int64)), 1)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         factor = self._cfg_factor(early_exit)
@@ -172,57 +178,21 @@ class CausalTarget:
         assert self._embeds is not None, "before the prefill"
         self._prompts = check_prompts(embeddings, self._embeds.shape[-1])
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        index = cfg_rows(row_ids, self._rows, self._guided, self.device)
-        self._rows, self._prompt = len(row_ids), self._prompt[row_ids]
-        self._cache.select_rows(index)
-        self._visible = self._visible[index]
-        self._positions = self._positions[:, index]
-        if self._embeds is not None:  # rows of a draft model may end before its first call
-            self._embeds = self._embeds[index.to(self._embeds.device)]
-        self._first_slots = self._first_slots[index]
-        if self._added is not None:
-            self._added = self._added[index]
-        if self._features is not None:
-            self._features = self._features[index.to(self._features.device)]
-        if self._layer_features is not None:
-            self._layer_features = self._layer_features[index.to(self._layer_features.device)]
+    @property
+    def _kind(self) -> tuple[type, int, bool]:
+        """What targets of one model have in common."""
+        return type(self._backbone.decoder), len(self._positions), self._added is None
+
+    def before_join(self, other: CausalTarget, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`."""
+        if self._added is not None and other._added is not None:
+            longest = max(self._added.shape[1], other._added.shape[1])
+            self._added, other._added = extended(self._added, longest), extended(other._added, longest)
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache."""
         return self._cache.nbytes
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: a target of the same model, guided or not as this one."""
-        return (
-            isinstance(other, CausalTarget)
-            and other._guided == self._guided
-            and other.vocab_size == self.vocab_size
-            and (other._added is None) == (self._added is None)
-            and len(other._positions) == len(self._positions)
-            and type(other._backbone.decoder) is type(self._backbone.decoder)
-        )
-
-    def join(self, other: CausalTarget, row_ids: list[int]) -> None:
-        factor = self.cfg_factor
-        self._cache.join(other._cache, row_ids, factor)
-        self._visible = put_rows(self._visible, other._visible, row_ids, cfg_factor=factor, fill=True)
-        self._positions = put_rows(self._positions, other._positions, row_ids, 1, factor)
-        if self._added is not None and other._added is not None:
-            longest = max(self._added.shape[1], other._added.shape[1])
-            self._added = put_rows(
-                extended(self._added, longest), extended(other._added, longest), row_ids, cfg_factor=factor
-            )
-        self._prompt = put_host_rows(self._prompt, other._prompt, row_ids)
-        self._first_slots = put_rows(self._first_slots, other._first_slots, row_ids, cfg_factor=factor)
-        self._rows = len(self._prompt)
-        if self._features is not None and other._features is not None:
-            latest = self._features[:, -1:], other._features[:, -1:]
-            self._features = put_rows(*latest, row_ids, cfg_factor=factor)
-        if self._layer_features is not None and other._layer_features is not None:
-            latest = self._layer_features[:, -1:], other._layer_features[:, -1:]
-            self._layer_features = put_rows(*latest, row_ids, cfg_factor=factor)
 
     def read(
         self,
@@ -290,7 +260,7 @@ class CausalTarget:
     @property
     def rows(self) -> int:
         """Rows that are still decoded, B."""
-        return self._rows
+        return len(self._prompt)
 
     @property
     def cfg_factor(self) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from mmspec.decoding.kv_cache import Store, WindowSlots, move_slots, new_store, put_store
+from mmspec.decoding.kv_cache import Store, WindowSlots, move_slots, new_store
 from mmspec.decoding.quantized_cache import cache_bits
 
 
@@ -20,6 +19,8 @@ class SlotLayer(CacheLayerMixin):
         window: The slots of the running window, shared by all layers.
         capacity: Slots per row.
     """
+
+    ROWS = ("keys", "values")
 
     is_sliding = False
 
@@ -46,16 +47,8 @@ class SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         return self._window.write(self.keys, key_states), self._window.write(self.values, value_states)
 
-    def select_rows(self, row_ids: Tensor) -> None:
-        """Keeps these rows (int64 [R']), in this order, and drops all others."""
-        if self.is_initialized:
-            row_ids = row_ids.to(self.keys.device)
-            self.keys, self.values = self.keys[row_ids], self.values[row_ids]
-
-    def join(self, other: SlotLayer, row_ids: Sequence[int], cfg_factor: int) -> None:
-        """Takes in the rows of another layer; see `mmspec.sampling.rows.put_rows`."""
-        self.keys = put_store(self.keys, other.keys, row_ids, cfg_factor=cfg_factor)
-        self.values = put_store(self.values, other.values, row_ids, cfg_factor=cfg_factor)
+    def after_join(self, other: SlotLayer) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`."""
         self._capacity = self.keys.shape[2]
 
     def move(self, source: Tensor, target: Tensor) -> None:
@@ -89,6 +82,8 @@ class SlotCache(Cache):
         window: The slots of the running window.
     """
 
+    ROWS = ("parts",)
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.window = WindowSlots()
@@ -119,15 +114,10 @@ class SlotCache(Cache):
             layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
             self.layers.append(layer)
 
-    def select_rows(self, row_ids: Tensor) -> None:
-        """Keeps these rows (int64 [R']), in this order, and drops all others."""
-        for layer in self.layers:
-            layer.select_rows(row_ids)
-
-    def join(self, other: SlotCache, row_ids: Sequence[int], cfg_factor: int) -> None:
-        """Takes in the rows of another cache of the same model; see `mmspec.sampling.rows.put_rows`."""
-        for layer, theirs in zip(self.layers, other.layers, strict=True):
-            layer.join(theirs, row_ids, cfg_factor)
+    @property
+    def parts(self) -> tuple[SlotLayer, ...]:
+        """The layers."""
+        return tuple(self.layers)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copies each row's slots `source` to its slots `target`, int64 [R, D] both, in all layers."""

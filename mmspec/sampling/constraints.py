@@ -71,7 +71,7 @@ class Constraint:
         """B if rows are constrained separately, else None."""
         return len(self.kind) if self.kind.ndim == 2 else None
 
-    def select_rows(self, row_ids: Tensor | list[int]) -> Constraint:
+    def of_rows(self, row_ids: list[int]) -> Constraint:
         """The constraint of these rows."""
         if self.batch_size is None:
             return self
@@ -81,13 +81,13 @@ class Constraint:
             selected.__dict__.pop(cached, None)
         return selected
 
-    def join(self, other: Constraint, batch_size: int, row_ids: Sequence[int]) -> Constraint:
+    def with_rows(self, other: Constraint, batch_size: int, row_ids: Sequence[int]) -> Constraint:
         """The constraint of a batch that rows join.
 
         Args:
             other: Of the new rows; row i of it becomes row `row_ids[i]`, or is appended.
             batch_size: Rows of this batch.
-            row_ids: See `mmspec.decoding.batch.BatchState.join`.
+            row_ids: See `mmspec.decoding.rows.join_rows`.
         """
         same = torch.equal(self.allowed, other.allowed)
         if same and self.batch_size is None and other.batch_size is None and torch.equal(self.kind, other.kind):
@@ -145,14 +145,14 @@ class ForcedCells:
         """B if rows have separate forced cells, else None."""
         return len(self.tokens) if self.tokens.ndim == 3 else None
 
-    def select_rows(self, row_ids: Tensor | list[int]) -> ForcedCells:
+    def of_rows(self, row_ids: list[int]) -> ForcedCells:
         """The forced cells of these rows."""
         if self.batch_size is None:
             return self
-        return ForcedCells(self.tokens[row_ids.cpu().numpy() if isinstance(row_ids, Tensor) else row_ids])
+        return ForcedCells(self.tokens[row_ids])
 
-    def join(self, other: ForcedCells, batch_size: int, row_ids: Sequence[int]) -> ForcedCells:
-        """The forced cells of a batch that rows join; see `Constraint.join`."""
+    def with_rows(self, other: ForcedCells, batch_size: int, row_ids: Sequence[int]) -> ForcedCells:
+        """The forced cells of a batch that rows join; see `Constraint.with_rows`."""
         if np.array_equal(self.tokens, other.tokens) and self.batch_size is None:
             return self
         length = max(self.tokens.shape[-2], other.tokens.shape[-2])

@@ -32,9 +32,9 @@ _WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 Words = NDArray[np.uint64]
 
 
-def round_keys(seeds: Sequence[int]) -> Words:
-    """The key words of all ten rounds, uint64 [10, 2, rows], from 64-bit seeds."""
-    words = np.array([int(s) % 2**64 for s in seeds], dtype=np.uint64)
+def round_keys(seeds: NDArray[np.int64]) -> Words:
+    """The key words of all ten rounds, uint64 [10, 2, rows], from seeds int64 [rows]."""
+    words = seeds.view(np.uint64)
     key = np.stack([words & _LOW, words >> _HALF])
     return np.stack([(key + np.uint64(i) * _WEYL[:, None]) & _LOW for i in range(10)])
 
@@ -68,32 +68,28 @@ class CounterRNG:
     Args:
         seeds: One integer per row, taken modulo 2**64.
         device: The device of the tensors of random numbers.
+
+    Attributes:
+        seeds: The seeds of the rows, host int64 [B], as two's complement.
     """
 
+    ROWS = ("seeds",)
+
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
-        self._keys = round_keys(seeds)
+        self.seeds = np.array([int(s) % 2**64 for s in seeds], dtype=np.uint64).view(np.int64)
         self._device = device
+        self.after_move()
+
+    def after_move(self) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`."""
+        self._keys = round_keys(self.seeds)
         self._device_seeds: Tensor | None = None
 
-    def select_rows(self, row_ids: Sequence[int] | NDArray[np.int64]) -> None:
-        """Drops all rows except these."""
-        self._keys = self._keys[:, :, row_ids]
-        self._device_seeds = None
-
-    def join(self, other: CounterRNG, row_ids: Sequence[int]) -> None:
-        """Takes in the rows of `other`: row i of it becomes row `row_ids[i]`, or is appended."""
-        rows = max(self._keys.shape[2], *(row + 1 for row in row_ids))
-        keys = np.zeros((10, 2, rows), dtype=np.uint64)
-        keys[:, :, : self._keys.shape[2]] = self._keys
-        keys[:, :, row_ids] = other._keys
-        self._keys = keys
-        self._device_seeds = None
-
-    @property
-    def seeds(self) -> NDArray[np.int64]:
-        """The seeds of the rows, host int64 [B], as two's complement."""
-        low, high = self._keys[0]
-        return (low | (high << _HALF)).view(np.int64)
+    def of_rows(self, row_ids: NDArray[np.int64]) -> CounterRNG:
+        """The random numbers of some rows, which may repeat."""
+        found = copy(self)
+        found.seeds, found._keys, found._device_seeds = self.seeds[row_ids], self._keys[:, :, row_ids], None
+        return found
 
     def device_seeds(self) -> Tensor:
         """The seeds of the rows on the device, int64 [B]."""
@@ -234,11 +230,10 @@ class WindowRNG:
 
     def at(self, row_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> WindowRNG:
         """The numbers of one slot each of some rows (host int64 [R], may repeat), as R rows of one position."""
-        source = copy(self.source)
-        source.select_rows(row_ids)
+        source = self.source.of_rows(row_ids)
         return WindowRNG(source, self.positions[row_ids, slots][:, None], self.iteration[row_ids, slots][:, None])
 
-    def select_rows(self, row_ids: Sequence[int], device: torch.device | None = None) -> None:
+    def keep(self, row_ids: Sequence[int], device: torch.device | None = None) -> None:
         """Drops all rows except these; `source` is left to its owner. The numbers are copied to `device`, if given."""
         numbers = [self.positions[row_ids], self.iteration[row_ids]]
         self.positions, self.iteration = numbers if device is None else upload(numbers, device)

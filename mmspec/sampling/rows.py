@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PerRow:
+    """An attribute that holds something per row, in a `ROWS` of `mmspec.decoding.rows`.
+
+    Attributes:
+        name: Of the attribute.
+        dim: The axis of the rows.
+        fill: Where batches have tensors of different sizes: the value of what a row does not have.
+        latest: Whether rows join with their last slot alone, [B, 1, ...] of [B, W, ...].
+    """
+
+    name: str
+    dim: int = 0
+    fill: float = 0
+    latest: bool = False
+
+
+Rows = tuple[str | PerRow, ...]
 
 
 def put_rows(
@@ -45,19 +66,9 @@ def put_rows(
     return own.flatten(dim, rows)
 
 
-def put_last_rows(own: Tensor, new: Tensor, row_ids: Sequence[int]) -> Tensor:
-    """`put_rows` of windows [B, W, ...] that end together: the narrower ones get zeros in front."""
-    width = max(own.shape[1], new.shape[1])
-
-    def aligned(x: Tensor) -> Tensor:
-        return torch.cat([x.new_zeros(len(x), width - x.shape[1], *x.shape[2:]), x], dim=1)
-
-    return put_rows(aligned(own), aligned(new), row_ids)
-
-
 def put_host_rows(
-    own: NDArray[Any], new: NDArray[Any], row_ids: Sequence[int], dim: int = 0, cfg_factor: int = 1
+    own: NDArray[Any], new: NDArray[Any], row_ids: Sequence[int], dim: int = 0, cfg_factor: int = 1, fill: float = 0
 ) -> NDArray[Any]:
     """`put_rows` of NumPy arrays; they are copied."""
     both = torch.from_numpy(np.array(own)), torch.from_numpy(np.array(new))
-    return put_rows(*both, row_ids, dim, cfg_factor).numpy()
+    return put_rows(*both, row_ids, dim, cfg_factor, fill).numpy()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from mmspec.sampling.multi_codebook import entries, verify_columns
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample, sample_draft, verify
 from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, WindowRNG
-from mmspec.sampling.rows import put_rows
 from mmspec.sampling.top_p import keep_top_p
 from mmspec.sampling.truncation import keep_min_p, keep_typical
 
@@ -53,25 +52,6 @@ class Sampler(Protocol):
         """Tests the drafts from left to right; resamples the first rejected one, or samples the bonus token."""
         ...
 
-    def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows except these."""
-        ...
-
-
-@runtime_checkable
-class JoinableSampler(Sampler, Protocol):
-    """A sampler that takes in the rows of another one."""
-
-    def join(self, other: Any, row_ids: Sequence[int]) -> None:
-        """Takes in the rows of another sampler of the same kind; see `mmspec.decoding.batch.BatchState.join`."""
-        ...
-
-
-def join_samplers(sampler: Sampler, other: Sampler, row_ids: Sequence[int]) -> None:
-    """Lets the rows of `other` join a `JoinableSampler`; see its `join`."""
-    assert isinstance(sampler, JoinableSampler), f"rows cannot join a {type(sampler).__name__}"
-    sampler.join(other, row_ids)
-
 
 class TokenSampler:
     """Turns logits into probabilities, each row with its own sampling parameters.
@@ -84,6 +64,8 @@ class TokenSampler:
     Raises:
         ArgumentError: If the constraint is for another number of rows.
     """
+
+    ROWS = ("constraint", *_BY_ROW)
 
     def __init__(self, params: Sequence[SamplingParams], constraint: Constraint | None, device: torch.device) -> None:
         # Rows share their parameters as a rule; each object is read once.
@@ -122,24 +104,15 @@ class TokenSampler:
         other.constraint = constraint
         return other
 
-    def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows except these (int64 [rows'])."""
-        for name in _BY_ROW:
-            setattr(self, name, getattr(self, name)[row_ids])
-        self._by_width = {}
-        if self.constraint is not None:
-            self.constraint = self.constraint.select_rows(row_ids)
-
-    def join(self, other: TokenSampler, row_ids: Sequence[int]) -> None:
-        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
-        if self.constraint is not None and other.constraint is not None:
-            self.constraint = self.constraint.join(other.constraint, len(self.temperature), row_ids)
-        for name in _BY_ROW:
-            setattr(self, name, put_rows(getattr(self, name), getattr(other, name), row_ids))
+    def after_join(self, other: TokenSampler) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`."""
         for name in _ANY:
             setattr(self, name, getattr(self, name) or getattr(other, name))
         self._all_greedy = self._all_greedy and other._all_greedy
         self._max_k = max(self._max_k, other._max_k)
+
+    def after_move(self) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`."""
         self._by_width = {}
 
     def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
@@ -268,23 +241,13 @@ class ColumnSampler:
         ArgumentError: If the forced cells are for another number of rows.
     """
 
+    ROWS = ("_cells", "forced")
+
     def __init__(self, params: Sequence[SamplingParams], forced: ForcedCells | None, device: torch.device) -> None:
         if forced is not None and forced.batch_size not in (None, len(params)):
             raise ArgumentError(f"forced cells are for {forced.batch_size} rows, and there are {len(params)}")
         self._cells = TokenSampler(params, None, device)
         self.forced = forced
-
-    def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows except these (int64 [rows'])."""
-        self._cells.select_rows(row_ids)
-        if self.forced is not None:
-            self.forced = self.forced.select_rows(row_ids)
-
-    def join(self, other: ColumnSampler, row_ids: Sequence[int]) -> None:
-        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
-        if self.forced is not None and other.forced is not None:
-            self.forced = self.forced.join(other.forced, len(self._cells.temperature), row_ids)
-        self._cells.join(other._cells, row_ids)
 
     def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         """Probabilities float32 [B, W, K, V] from logits of this shape; a forced cell has all its mass on one entry."""

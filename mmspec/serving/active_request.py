@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from mmspec.batching.async_engine import EngineClosedError
 from mmspec.errors import ArgumentError, MMSpecError, PromptError, UnknownNameError
 from mmspec.serving.accounting import Accounting
-from mmspec.serving.errors import ApiError, from_mmspec
+from mmspec.serving.errors import DRAINING, ApiError, draining, from_mmspec
 from mmspec.serving.generation import Generation, QueueFullError
 from mmspec.serving.metrics import ServerMetrics
 from mmspec.serving.request_ids import current_id
@@ -59,7 +59,8 @@ class ActiveRequest:
         self._on_end = None
         self._metrics.running.labels(self._model).dec()
         refused = isinstance(error, ApiError) and error.status < 500
-        left = isinstance(error, (ClientLeft, asyncio.CancelledError))
+        cut = isinstance(error, ApiError) and error.code == DRAINING
+        left = cut or isinstance(error, (ClientLeft, asyncio.CancelledError))
         outcome = "ok" if error is None else "refused" if refused else "cancelled" if left else "error"
         self._metrics.finished.labels(self._model, outcome).inc()
         if outcome == "ok":
@@ -75,9 +76,7 @@ class ActiveRequest:
         if isinstance(error, EngineClosedError) and error.__cause__ is not None:
             return ApiError(503, "the engine of the model has failed; another server may work", "engine_failed")
         if isinstance(error, EngineClosedError):
-            return ApiError(
-                503, "the server is about to stop; try another one", "draining", headers={"Retry-After": "1"}
-            )
+            return draining()
         if isinstance(error, (ArgumentError, PromptError, UnknownNameError)):
             found = from_mmspec(error, self._fields)
             if isinstance(error, PromptError) and found.param is None:
@@ -143,7 +142,9 @@ class GeneratedResponse(StreamingResponse):
         except Exception as error:
             self._outcome = found = self._active.translate(error)
             if self.media_type != MEDIA_TYPE:
-                raise
+                if found is error:
+                    raise
+                raise found from error
             if not isinstance(found, ApiError):
                 found = ApiError(500, "the server failed", "internal_error")
             yield event({"type": "error", **found.body()})
@@ -151,6 +152,8 @@ class GeneratedResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except ApiError:
+            pass  # the server closes the connection of a response that is not complete, and `end` logs why
         finally:
             await self._generation.close()
             self._active.end(self._outcome)

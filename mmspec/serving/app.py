@@ -22,9 +22,10 @@ from mmspec import __version__, limits
 from mmspec.arguments import shown
 from mmspec.documents import parse_json
 from mmspec.errors import MMSpecError
+from mmspec.serving import api_docs
 from mmspec.serving.active_request import ActiveRequest, ClientLeft, GeneratedResponse, unless_disconnected
 from mmspec.serving.audio_encoder import MEDIA_TYPES as AUDIO_TYPES
-from mmspec.serving.errors import ApiError, from_validation, json_response, unknown_parameter
+from mmspec.serving.errors import ApiError, cut_off, from_validation, json_response, unknown_parameter
 from mmspec.serving.generation import Generation
 from mmspec.serving.guards import Guards
 from mmspec.serving.images import ImageJob
@@ -34,8 +35,9 @@ from mmspec.serving.page import add_page
 from mmspec.serving.raster import MEDIA_TYPES as IMAGE_TYPES
 from mmspec.serving.schemas import GenerationRequest, ImageRequest, SpeechRequest
 from mmspec.serving.settings import ServerSettings
-from mmspec.serving.speech import SpeechJob
+from mmspec.serving.speech import DEFAULT_VOICE, SpeechJob
 from mmspec.serving.sse import HEADERS, MEDIA_TYPE
+from mmspec.serving.stand_ins import ANY, check_voices
 from mmspec.serving.stored_images import StoredImages
 
 CLOSE_SECONDS = 5.0  # a model ends after the call that runs
@@ -54,6 +56,7 @@ class Application:
     Attributes:
         asgi: The ASGI application, for uvicorn or any other server.
         busy: Requests that are being worked on.
+        cut: Requests that had not finished when the server stopped.
         hangs: Whether a model did not end; its threads would keep the process.
     """
 
@@ -61,25 +64,33 @@ class Application:
 
     def __init__(self, models: list[ServedModel], settings: ServerSettings | None = None) -> None:
         self.settings = settings or ServerSettings()
-        self.models = Models(models)
+        self.models = Models(models, self.settings.aliases)
+        voices = [voice for model in models for voice in model.voices]
+        check_voices(self.settings.voices, list(dict.fromkeys([*voices, DEFAULT_VOICE])))
         self.metrics = ServerMetrics()
-        self.busy = 0
+        self.busy = self.cut = 0
         self.hangs = False
         self._draining = False
         self._stored = StoredImages()
         self.metrics.watch(models)
-        app = FastAPI(title="mmspec", version=__version__, docs_url=None, redoc_url=None, lifespan=self._lifespan)
+        app = FastAPI(title="mmspec", version=__version__, openapi_url=None, lifespan=self._lifespan)
         app.add_exception_handler(ApiError, _api_error)
         app.add_exception_handler(HTTPException, _http_error)
         app.add_exception_handler(ClientLeft, _client_left)
         app.add_exception_handler(Exception, _unexpected)
-        app.post("/v1/images/generations", openapi_extra=_body(ImageRequest))(self.generate_images)
-        app.post("/v1/audio/speech", openapi_extra=_body(SpeechRequest))(self.generate_speech)
+        app.post("/v1/images/generations", openapi_extra=api_docs.body_of(ImageRequest))(self.generate_images)
+        app.post(
+            "/v1/audio/speech", openapi_extra=api_docs.body_of(SpeechRequest), response_class=Response,
+            responses=api_docs.audio_response(),
+        )(self.generate_speech)  # fmt: skip
         app.get("/v1/models")(self.list_models)
+        app.get("/v1/audio/voices")(self.list_voices)
         app.get("/v1/models/{name:path}")(self.show_model)
         app.get("/v1/files/{name}")(self.fetch_file)
         app.get("/health")(self.health)
         app.get("/metrics")(self.show_metrics)
+        if self.settings.describes_itself:
+            api_docs.describe_api(app, bool(self.settings.api_keys))
         if self.settings.page:
             add_page(app)
         guarded: ASGIApp = Guards(app, self.settings, lambda: self._draining, self.metrics.count_response)
@@ -93,6 +104,11 @@ class Application:
     def drain(self) -> None:
         """Refuses new requests from now on."""
         self._draining = True
+
+    def cut_off(self) -> None:
+        """Ends all requests; their clients are told to send them again."""
+        self._draining = True
+        self.cut += sum(model.cut_off() for model in self.models.all.values())
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -118,12 +134,13 @@ class Application:
         model = self.models.find(body.model, "image")
         active = self._active(model, "image", ImageRequest)
         try:
-            job = ImageJob(model, body, active.accounting, partial(self._address, request))
+            address = partial(self._address, request)
+            job = ImageJob(model, body, active.accounting, address, self.settings.sizes)
             if body.stream:
                 return await _stream(request, active, job, MEDIA_TYPE, HEADERS)
             answer = await unless_disconnected(request, job.respond())
         except BaseException as error:
-            raise _ended(active, error) from error
+            raise self._ended(active, error) from error
         active.end(None)
         return json_response(answer)
 
@@ -143,19 +160,29 @@ class Application:
                 return await _stream(request, active, job, AUDIO_TYPES[job.format], job.headers())
             data, headers = await unless_disconnected(request, job.respond())
         except BaseException as error:
-            raise _ended(active, error) from error
+            raise self._ended(active, error) from error
         active.end(None)
         return Response(data, headers=headers, media_type=AUDIO_TYPES[job.format])
 
     async def list_models(self) -> Response:
         """The models."""
-        return json_response({"object": "list", "data": [model.describe() for model in self.models.all.values()]})
+        return json_response({"object": "list", "data": [self._describe(name) for name in self.models.names]})
 
     async def show_model(self, name: str) -> Response:
         """One model."""
-        if name not in self.models.all:
+        return json_response(self._describe(name))
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        found = self.models.get(name)
+        if found is None:
             raise ApiError(404, f"model {name!r} is not served here; see /v1/models", "model_not_found", "model")
-        return json_response(self.models.all[name].describe())
+        return found.describe(name)
+
+    async def list_voices(self, model: str | None = None) -> Response:
+        """The voices of a speech model, and their other names."""
+        own = self.models.find(model, "speech").voices
+        others = [name for name, voice in self.settings.voices.items() if name != ANY and voice in own]
+        return json_response({"voices": list(dict.fromkeys([*own, *others]))})
 
     async def fetch_file(self, name: str) -> Response:
         """An image of a response with `response_format="url"`."""
@@ -180,6 +207,13 @@ class Application:
         """Metrics for Prometheus."""
         return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    def _ended(self, active: ActiveRequest, error: BaseException) -> BaseException:
+        """Records the end of a request without a response; returns the error of the response."""
+        stopped = self._draining and isinstance(error, asyncio.CancelledError)
+        found = cut_off() if stopped else active.translate(error)
+        active.end(found)
+        return found
+
     def _address(self, request: Request, content: bytes, suffix: str) -> str:
         return str(request.url_for("fetch_file", name=self._stored.add(content, suffix)))
 
@@ -190,6 +224,12 @@ async def read_body(request: Request, schema: type[R]) -> R:
     Raises:
         ApiError: If it is no JSON, or does not fit the schema.
     """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # A form of a page elsewhere cannot send this type unasked.
+        raise ApiError(
+            415, f"Content-Type {kind[:100]!r} is not allowed; send application/json", "unsupported_media_type"
+        )
     try:
         found = parse_json(await request.body(), "the request")
     except ClientDisconnect:
@@ -200,11 +240,11 @@ async def read_body(request: Request, schema: type[R]) -> R:
         raise ApiError(400, f"the request must be a JSON object, not {type(found).__name__}", "invalid_json")
     known = schema.model_fields
     if len(found) > len(known):  # an error for each of very many would take seconds
-        raise unknown_parameter(next(name for name in found if name not in known), known)
+        raise unknown_parameter(next(name for name in found if name not in known), schema.parameters())
     try:
         return schema.model_validate(found)
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False), schema.model_fields) from None
+        raise from_validation(error.errors(include_url=False), schema.parameters()) from None
 
 
 class _Job(Protocol):
@@ -230,18 +270,6 @@ async def _stream(
 
 async def _in_worker(model: ServedModel, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(model.worker, work)
-
-
-def _ended(active: ActiveRequest, error: BaseException) -> BaseException:
-    found = active.translate(error)
-    active.end(found)
-    return found
-
-
-def _body(schema: type[GenerationRequest]) -> dict[str, Any]:
-    """The description of a request's body in /openapi.json."""
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 async def _api_error(_: Request, error: Exception) -> Response:

@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from mmspec.audio.wave import FORMATS, check_format
 from mmspec.errors import ArgumentError
+from mmspec.serving.aac_encoder import RATES, AacEncoder, check_aac
 
 PCM = "pcm"
+AAC, FLAC = "aac", "flac"
 MEDIA_TYPES = {
-    "wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "opus": "audio/ogg", PCM: "audio/pcm",
+    "wav": "audio/wav", "mp3": "audio/mpeg", FLAC: "audio/flac", "opus": "audio/ogg", AAC: "audio/aac",
+    PCM: "audio/pcm",
 }  # fmt: skip
 _BLOCK = 65536  # samples at a time
 
@@ -25,17 +28,18 @@ class AudioEncoder:
 
     libsndfile writes the header again at the end, with the length. The beginning of a stream has been sent by then, so
     that these writes are dropped, unless the whole file is kept. A stream in WAV therefore has the largest length in
-    its header, one in FLAC none, and one in MP3 a constant bit rate, from which players compute it.
+    its header, and one in MP3 a constant bit rate, from which players compute it. A FLAC file without its length is one
+    that libsndfile and others cannot read, so that it is kept.
 
     Args:
-        format: A key of `MEDIA_TYPES`.
+        format: A key of `MEDIA_TYPES`, but not "aac"; see `new_encoder`.
         sampling_rate: Samples per second of the audio; see `encoder_rate`.
         channels: 1 or 2.
         whole: Whether `finish` returns the file at once, with its length in the header.
     """
 
     def __init__(self, format: str, sampling_rate: int, channels: int, whole: bool = False) -> None:
-        self._sink = _Sink(whole)
+        self._sink = _Sink(whole or format == FLAC)
         self._file = None
         self._samples = 0
         if format == "wav" and not whole:
@@ -86,6 +90,13 @@ class AudioEncoder:
         """Ends the file; not to be called while another thread is in a method."""
         if self._file is not None:
             self._file.close()
+
+
+def new_encoder(format: str, sampling_rate: int, channels: int, whole: bool = False) -> AudioEncoder | AacEncoder:
+    """The encoder of a format; for the arguments see `AudioEncoder`."""
+    if format == AAC:
+        return AacEncoder(sampling_rate, channels)
+    return AudioEncoder(format, sampling_rate, channels, whole)
 
 
 def _endless_wav(sampling_rate: int, channels: int) -> bytes:
@@ -161,12 +172,14 @@ def encoder_rate(format: str, sampling_rate: int) -> int:
     """The sampling rate of a file: the model's, or the next higher one that the format has.
 
     Raises:
-        ArgumentError: If the installed libsndfile cannot write the format.
+        ArgumentError: If what is installed cannot write the format.
     """
     if format == PCM:
         return sampling_rate
     try:
-        rates = check_format(Path(f"speech.{format}")).rates
+        if format == AAC:
+            check_aac()
+        rates = RATES if format == AAC else check_format(Path(f"speech.{format}")).rates
     except ArgumentError as error:
         raise ArgumentError(f"response_format={format!r} is not possible: {error}") from None
     if not rates or sampling_rate in rates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -12,9 +12,23 @@ from starlette.responses import Response
 from mmspec.errors import MMSpecError, did_you_mean, shorten
 
 INVALID, SERVER = "invalid_request_error", "server_error"
-_PARAM = re.compile(r"(\w+)\b")
+DRAINING = "draining"
 # Arguments of pipelines that the API calls by other names.
-_RENAMED = {"text": "input", "height": "size", "width": "size"}
+_RENAMED = {
+    "text": "input", "height": "size", "width": "size", "audio": "ref_audio", "transcript": "ref_text",
+    "the reference audio": "ref_audio", "reference audio": "ref_audio", "a voice": "ref_audio",
+}  # fmt: skip
+# What callers of Python and of the command line are told, and what clients are told instead.
+_ADVICE = (
+    (re.compile(r"\btranscript of the reference audio\b"), "transcript"),
+    (re.compile(r"[:;] pass transcript=, or --voice-text on the command line"), ""),
+    (re.compile(r"[:;] call pipe\.with_reference_audio, or pass --voice-file on the command line"), ""),
+    (re.compile(r"\bpass (its codes as )?config=\{'voice': [A-Z.]+\}(, or --config voice=FILE on the command line)?"),
+     "who runs the server can choose one"),
+    (re.compile(r"\bleave out its transcript\b"), "leave out ref_text"),
+)  # fmt: skip
+_BEGINNING = re.compile(r"(the reference audio|reference audio|a voice|\w+)\b")
+_ARGUMENTS = re.compile(r"; it takes ([\w, ]+)$")
 
 
 class ApiError(Exception):
@@ -50,6 +64,17 @@ class ApiError(Exception):
         return json_response(self.body(), self.status, self.headers)
 
 
+def draining() -> ApiError:
+    """The error of a request that comes when the server is about to stop."""
+    return ApiError(503, "the server is about to stop; try another one", DRAINING, headers={"Retry-After": "1"})
+
+
+def cut_off() -> ApiError:
+    """The error of a request that has not finished when the server stops."""
+    message = "the server stops and has cut off this request; send it again, to another server"
+    return ApiError(503, message, DRAINING, headers={"Retry-After": "1"})
+
+
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A response with a JSON value in ASCII, which also holds text that is no valid Unicode."""
     return Response(json.dumps(value), status, headers, "application/json")
@@ -62,13 +87,24 @@ def from_mmspec(error: MMSpecError, fields: Iterable[str]) -> ApiError:
         error: The exception; its message names the argument first.
         fields: The parameters of the request.
     """
-    message = str(error)
-    first = _PARAM.match(message)
+    message, known = str(error), list(fields)
+    for advice, own in _ADVICE:
+        message = advice.sub(own, message)
+    first = _BEGINNING.match(message)
     name = first[1] if first else ""
-    param = _RENAMED.get(name, name)
-    if name == "text":
+    param = "prompt" if name == "text" and "prompt" in known else _RENAMED.get(name, name)
+    if param not in known:
+        return ApiError(400, message, "invalid_value")
+    if param != "size":  # the value is that of the height, or of the width
         message = f"{param}{message.removeprefix(name)}"
-    return ApiError(400, message, "invalid_value", param if param in set(fields) else None)
+    message = _ARGUMENTS.sub(lambda found: f"; it takes {_in_fields(found[1], known)}", message)
+    return ApiError(400, message, "invalid_value", param)
+
+
+def _in_fields(arguments: str, fields: Sequence[str]) -> str:
+    """The parameters of requests that stand for a list of a pipeline's arguments."""
+    names = (_RENAMED.get(name, name) for name in arguments.split(", "))
+    return ", ".join(dict.fromkeys(name for name in names if name in fields))
 
 
 def from_validation(errors: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> ApiError:
@@ -78,15 +114,13 @@ def from_validation(errors: Iterable[Mapping[str, Any]], fields: Iterable[str]) 
         errors: What `pydantic.ValidationError.errors` returns; the first is reported.
         fields: The parameters of the request.
     """
-    first, known = next(iter(errors)), sorted(fields)
+    first = next(iter(errors))
     name = ".".join(str(part) for part in first["loc"]) or "body"
     top = str(first["loc"][0]) if first["loc"] else None
     if first["type"] == "missing":
         return ApiError(400, f"{name} is missing", "missing_required_parameter", top)
     if first["type"] == "extra_forbidden":
-        return unknown_parameter(name, known)
-    if first["type"] == "string_too_long" and first["ctx"]["max_length"] == 0:
-        return ApiError(400, f"{name}={first['input']!r} is not possible here; leave it out", "invalid_value", top)
+        return unknown_parameter(name, fields)
     reason = str(first["msg"])
     reason = reason[:1].lower() + reason[1:]
     given = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"

@@ -164,7 +164,7 @@ class Generation:
                         self.steps.append(CallStep(len(output.tokens), output.calls, seconds))
                     self._news.set()
         except BaseException as error:
-            self._error = error
+            self._error = self._error or error
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
@@ -190,7 +190,7 @@ class Generation:
         Raises:
             Exception: What the engine raised, such as a refusal of the request.
         """
-        while not self.outputs and not self.done:
+        while not self.outputs and not self.done and self._error is None:
             await self._news.wait()
         if self._error is not None:
             raise self._error
@@ -200,6 +200,15 @@ class Generation:
         while not self.done:
             await self.news()
         await self.news()
+
+    def fail(self, error: BaseException) -> bool:
+        """Cancels the request if it is still running, with an error for who waits for it; returns whether it was."""
+        if self.done:
+            return False
+        self._error = error
+        self._task.cancel()
+        self._news.set()
+        return True
 
     async def close(self) -> None:
         """Cancels the request if it is still running."""

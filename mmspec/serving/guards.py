@@ -1,4 +1,4 @@
-"""What every request passes before any work: its host, key and media type, its size and the time it takes."""
+"""What every request passes before any work: its host and key, its size and the time it takes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmspec import limits
-from mmspec.serving.errors import ApiError
+from mmspec.serving.errors import ApiError, draining
 from mmspec.serving.request_ids import HEADER, new_id
 from mmspec.serving.settings import LOOPBACK, ServerSettings
 
 PROTECTED = ("/v1/", "/metrics")
 UNPROTECTED = ("/v1/files/",)  # addresses that cannot be guessed
-RETRY = {"Retry-After": "1"}
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -115,14 +114,7 @@ class Guards:
         if scope["method"] != "POST":
             return
         if self._draining():
-            raise ApiError(503, "the server is about to stop; try another one", "draining", headers=RETRY)
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind != b"application/json":
-            # A form of a page elsewhere cannot send this type unasked.
-            raise ApiError(
-                415, f"Content-Type {kind[:100].decode('latin-1')!r} is not allowed; send application/json",
-                "unsupported_media_type",
-            )  # fmt: skip
+            raise draining()
         announced = headers.get(b"content-length", b"")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limits.BODY_BYTES.value):
             raise too_large()

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from mmspec.serving.models import ServedModel
 from mmspec.serving.raster import Raster, encoded_image, raster_of, size_of, takes_size
 from mmspec.serving.schemas import ImageRequest
 from mmspec.serving.sse import event
+from mmspec.serving.stand_ins import stand_in
 
 
 @dataclass
@@ -34,6 +35,7 @@ class ImageJob:
         request: The request.
         accounting: Counts what the request does.
         address: The address of an image file; its argument is the content.
+        sizes: Sizes in place of those that the model does not have.
 
     Raises:
         ApiError: If the request asks for something that is not possible.
@@ -44,6 +46,8 @@ class ImageJob:
     request: ImageRequest
     accounting: Accounting
     address: Callable[[bytes, str], str]
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    notes: list[str] = field(init=False)
     recipe: str = field(init=False)
     seed: int = field(init=False)
     raster: Raster = field(init=False)
@@ -62,14 +66,35 @@ class ImageJob:
         self.seed = secrets.randbits(62) if request.seed is None else request.seed
         if self.seed + number > 2**63:
             raise ApiError(400, f"seed={self.seed} is not allowed: seed + n exceeds 2**63", "invalid_value", "seed")
-        default = self.model.raster
-        wanted = size_of(request.size)
-        self.size = None if wanted in (None, (default.height, default.width)) else wanted
-        if self.size is not None:
-            limits.PIXELS.check("size", self.size[0] * self.size[1])
-            if not takes_size(self.model.pipe):
-                raise ArgumentError(f"size={request.size!r} is not allowed; this model has images of {default.size}")
-        self.raster = default if self.size is None else raster_of(self.model.pipe, self.size)
+        self.notes = request.notes()
+        if request.output_compression is not None and self.format == "png":
+            self.notes.append(f"output_compression={request.output_compression} has no effect on png")
+        try:
+            self.size, self.raster = self._sized(request.size)
+        except ArgumentError:
+            other = stand_in(self.sizes, str(request.size))
+            if other is None:
+                raise
+            self.size, self.raster = self._sized(other)
+            self.notes.append(f"size={request.size!r} became {self.raster.size!r}")
+
+    def _sized(self, size: str | None) -> tuple[tuple[int, int] | None, Raster]:
+        """Height and width of the image, None for the model's default, and its grid.
+
+        Raises:
+            ArgumentError: If the model has no images of this size.
+        """
+        default, wanted = self.model.raster, size_of(size)
+        if wanted in (None, (default.height, default.width)):
+            return None, default
+        assert wanted is not None
+        limits.PIXELS.check("size", wanted[0] * wanted[1])
+        if not takes_size(self.model.pipe):
+            raise ArgumentError(f"size={size!r} is not allowed; this model has images of {default.size}")
+        try:
+            return wanted, raster_of(self.model.pipe, wanted)
+        except ArgumentError as error:
+            raise ArgumentError(f"size={size!r} is not allowed: {error}; auto is {default.size}") from error
 
     @property
     def format(self) -> str:
@@ -82,13 +107,19 @@ class ImageJob:
         settings = DecodingRequest(
             self.seed + index, self.recipe, request.user, request.settings(), request.negative_prompt, self.size
         )
-        return Generation(self.model.engine.generate(request.prompt, settings), self.model.clock)
+        return self.model.generate(request.prompt, settings)
 
     async def image(self, codes: Tensor) -> str:
         """An image of the codes so far, in base64."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self.model.worker, encoded_image, self.model.pipe, codes, self.size, self.format
+            self.model.worker,
+            encoded_image,
+            self.model.pipe,
+            codes,
+            self.size,
+            self.format,
+            self.request.output_compression if self.format != "png" else None,
         )
 
     async def respond(self) -> dict[str, Any]:
@@ -104,12 +135,13 @@ class ImageJob:
                 self.accounting.add(generation)
                 content = await self.image(codes_of(generation))
                 entry: dict[str, Any] = {"seed": self.seed + index}
-                if self.request.response_format == "url":
-                    entry["url"] = self.address(base64.b64decode(content), self.format)
-                else:
+                if self.request.response_format != "url":
                     entry["b64_json"] = content
+                if self.request.response_format != "b64_json":
+                    entry["url"] = self.address(base64.b64decode(content), self.format)
                 data.append(entry)
-        return {"created": int(time.time()), **self._kind(), "data": data, "usage": self.accounting.usage()}
+        cost = {"usage": self.accounting.usage(), "notes": self.notes}
+        return {"created": int(time.time()), **self._kind(), "data": data, **cost}
 
     async def parts(self, generation: Generation) -> AsyncIterator[bytes]:
         """The events of the response with `stream`."""
@@ -132,7 +164,7 @@ class ImageJob:
         self.accounting.add(generation)
         content = await self.image(codes_of(generation))
         usage = self.accounting.usage()
-        yield event(self._event("completed", content) | {"usage": usage, "seed": self.seed})
+        yield event(self._event("completed", content) | {"usage": usage, "seed": self.seed, "notes": self.notes})
 
     def _marks(self) -> list[int]:
         """Numbers of codes after which there is a partial image."""

@@ -83,22 +83,27 @@ class LearningEngine:
             task.add_done_callback(self._tasks.discard)
 
     async def _learn(self) -> None:
-        """Learns from finished images, if nothing is decoded."""
+        """Learns from finished images while nothing is decoded."""
+        while await self._learn_one():
+            pass
+
+    async def _learn_one(self) -> bool:
+        """Learns from one image, for which a request that arrives waits; returns whether there was one."""
         async with self._learning:
             # A request that was cancelled leaves the batch after its window.
             decoding = self._running or self._engine.stats().get("running")
             if decoding or not self._finished or self._failed:
-                return
-            images, known = list(self._finished), len(self._online.losses)
-            self._finished.clear()
+                return False
+            image, known = self._finished.popleft(), len(self._online.losses)
             try:
-                await asyncio.to_thread(self._observe, images)
+                await asyncio.to_thread(self._observe, [image])
             except Exception as error:  # of memory, of a file: requests do not need the drafter's next version
                 self._failed = True
                 log.warning("the drafter learns no more: %s", error)
-                return
+                return False
         for number, loss in enumerate(self._online.losses[known:], known + 1):
             log.info("update %d of the drafter: loss %.3f", number, loss)
+        return True
 
     def _observe(self, images: list[tuple[str, Tensor]]) -> None:
         for prompt, codes in images:

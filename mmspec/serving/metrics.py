@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 _SECONDS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 _RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5, 10)
 _TOKENS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 12, 16, 32)
-_PATHS = ("/v1/images/generations", "/v1/audio/speech", "/v1/models", "/health", "/metrics", "/")
+_PATHS = (
+    "/v1/images/generations", "/v1/audio/speech", "/v1/audio/voices", "/v1/models", "/health", "/metrics", "/", "/docs",
+    "/openapi.json",
+)  # fmt: skip
 
 
 class ServerMetrics:

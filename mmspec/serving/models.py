@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
+from weakref import WeakSet
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.errors import did_you_mean
 from mmspec.pipeline import makes_audio
 from mmspec.recipes import Recipe, default_recipe, parse
-from mmspec.serving.errors import ApiError
-from mmspec.serving.generation import Engine
+from mmspec.serving.errors import ApiError, cut_off
+from mmspec.serving.generation import DecodingRequest, Engine, Generation
 from mmspec.serving.raster import Raster, raster_of
+from mmspec.serving.stand_ins import check_aliases
 from mmspec.serving.step_clock import StepClock
 
 Kind = Literal["image", "speech"]
@@ -42,6 +45,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     clock: StepClock = field(default_factory=StepClock)
     worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "mmspec-decode"))
+    _generations: WeakSet[Generation] = field(default_factory=WeakSet)
 
     @property
     def kind(self) -> Kind:
@@ -72,13 +76,29 @@ class ServedModel:
             )  # fmt: skip
         return chosen
 
-    def describe(self) -> dict[str, Any]:
-        """The model in `GET /v1/models`."""
-        entry: dict[str, Any] = {"id": self.name, "object": "model", "created": self.created, "owned_by": "mmspec"}
+    def describe(self, name: str) -> dict[str, Any]:
+        """The model in `GET /v1/models`, by one of its names."""
+        entry: dict[str, Any] = {"id": name, "object": "model", "created": self.created, "owned_by": "mmspec"}
+        entry["root"] = self.name
         entry |= {"kind": self.kind, "recipe": self.recipe, "exact": parse(self.recipe).exact}
         if self.kind == "speech":
             return entry | {"voices": list(self.voices), "sampling_rate": self.pipe.sampling_rate}
         return entry | {"size": self.raster.size, "rows": self.raster.rows, "columns": self.raster.columns}
+
+    def generate(self, prompt: str | PreparedText, request: DecodingRequest) -> Generation:
+        """Hands a request to the engine.
+
+        Args:
+            prompt: The prompt of an image, or the prepared text of speech.
+            request: Its settings.
+        """
+        found = Generation(self.engine.generate(prompt, request), self.clock)
+        self._generations.add(found)
+        return found
+
+    def cut_off(self) -> int:
+        """Ends all requests with an error, and returns their number."""
+        return sum(generation.fail(cut_off()) for generation in list(self._generations))
 
     async def aclose(self) -> None:
         """Ends the engine."""
@@ -91,28 +111,44 @@ class Models:
 
     Args:
         models: At least one.
+        aliases: Other names of some.
+
+    Raises:
+        ArgumentError: If another name is that of a model, or stands for none.
     """
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Sequence[ServedModel], aliases: Mapping[str, str] | None = None) -> None:
         self.all = {model.name: model for model in models}
+        self._aliases = dict(aliases or {})
+        check_aliases(self._aliases, list(self.all))
+
+    @property
+    def names(self) -> list[str]:
+        """All names that requests may use."""
+        return [*self.all, *self._aliases]
+
+    def get(self, name: str) -> ServedModel | None:
+        """The model of a name, or None."""
+        return self.all.get(self._aliases.get(name, name))
 
     def find(self, name: str | None, kind: Kind) -> ServedModel:
         """The model of a request.
 
         Args:
-            name: Its name; None is the first of the kind.
+            name: Its name; None and "" are the first of the kind.
             kind: What it must generate.
 
         Raises:
             ApiError: With status 404, if there is none.
         """
         able = [model for model in self.all.values() if model.kind == kind]
-        if name is None and able:
+        if not name and able:
             return able[0]
-        if name is None:
+        if not name:
             raise ApiError(404, f"this server has no model for {kind}", "model_not_found", "model")
-        if name not in self.all:
-            names = [model.name for model in able]
+        found = self.get(name)
+        if found is None:
+            names = [other for other in self.names if self.get(other) in able]
             raise ApiError(
                 404,
                 f"model {name!r} is not served here{did_you_mean(name, names)}; models for {kind}: "
@@ -120,7 +156,6 @@ class Models:
                 "model_not_found",
                 "model",
             )
-        found = self.all[name]
         if found.kind != kind:
             raise ApiError(404, f"model {name!r} generates {found.kind}, not {kind}", "model_not_found", "model")
         return found

@@ -111,7 +111,9 @@ def raster_of(pipe: Any, size: tuple[int, int] | None = None) -> Raster:
     return Raster(rows, columns, size[1], size[0])
 
 
-def encoded_image(pipe: Any, codes: Tensor, size: tuple[int, int] | None, format: str) -> str:
+def encoded_image(
+    pipe: Any, codes: Tensor, size: tuple[int, int] | None, format: str, quality: int | None = None
+) -> str:
     """An image of the codes so far, in base64.
 
     Args:
@@ -119,14 +121,15 @@ def encoded_image(pipe: Any, codes: Tensor, size: tuple[int, int] | None, format
         codes: int64 [n] in raster order, blocks int64 [n, K], or latents [n, D]; the pixels of missing ones are grey.
         size: Height and width in pixels, if the request sets them.
         format: A key of `MEDIA_TYPES`.
+        quality: Of a JPEG or WebP file, 0 to 100; None is Pillow's.
     """
     from mmspec.vision.image_stream import preview_of
 
-    return base64.b64encode(encode(preview_of(pipe, codes, size), format)).decode()
+    return base64.b64encode(encode(preview_of(pipe, codes, size), format, quality)).decode()
 
 
-def encode(image: Image.Image, format: str) -> bytes:
+def encode(image: Image.Image, format: str, quality: int | None = None) -> bytes:
     """An image file."""
     file = io.BytesIO()
-    image.save(file, format)
+    image.save(file, format, **({} if quality is None else {"quality": quality}))
     return file.getvalue()

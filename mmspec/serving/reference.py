@@ -48,8 +48,11 @@ def read_reference(audio: str | None, text: str | None, settings: ServerSettings
     if scheme not in ("", "data"):
         raise _refused(f"ref_audio is a URL of the scheme {scheme!r}; send base64, or a data: URL")
     kind, _, content = audio.rpartition(",")
-    if scheme == "data" and not kind.endswith(";base64"):
+    if scheme == "data" and not kind.lower().endswith(";base64"):
         raise _refused("ref_audio is a data: URL without base64")
+    content = "".join(unquote(content).split())  # `base64` and MIME encoders wrap lines
+    if not content:
+        raise _refused("ref_audio is empty; leave it out to use a voice of the model")
     try:
         data = base64.b64decode(content, validate=True)
     except (binascii.Error, ValueError):

@@ -56,6 +56,10 @@ class DrainingServer(uvicorn.Server):
             if isinstance(connection, BoundedConnection)
         )
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._application.cut_off()
+        await super().shutdown(sockets)
+
     async def on_tick(self, counter: int) -> bool:
         if self._stop_at is not None and (not self._is_busy or time.monotonic() > self._stop_at):
             return True
@@ -104,7 +108,7 @@ def serve(application: Application, listener: socket.socket) -> None:
             _end()
 
     asyncio.run(run())
-    if application.busy:
+    if application.busy or application.cut:
         print("mmspec: stopped before all requests had finished", file=sys.stderr)
 
 

@@ -15,15 +15,17 @@ import numpy as np
 from mmspec import limits
 from mmspec.audio.audio_renderer import AudioRenderer
 from mmspec.audio.pipeline import EVERY, FIRST
+from mmspec.errors import ArgumentError, shorten
 from mmspec.serving.accounting import Accounting
-from mmspec.serving.audio_encoder import AudioEncoder, encoder_rate
-from mmspec.serving.errors import ApiError
+from mmspec.serving.audio_encoder import encoder_rate, new_encoder
+from mmspec.serving.errors import ApiError, from_mmspec
 from mmspec.serving.generation import CallOutput, DecodingRequest, Generation
 from mmspec.serving.models import ServedModel
-from mmspec.serving.reference import read_reference
+from mmspec.serving.reference import Reference, read_reference
 from mmspec.serving.schemas import SpeechRequest, VoiceId
 from mmspec.serving.settings import ServerSettings
 from mmspec.serving.sse import event
+from mmspec.serving.stand_ins import ANY, stand_in
 
 DEFAULT_VOICE = "default"
 
@@ -50,27 +52,46 @@ class SpeechJob:
     recipe: str = field(init=False)
     seed: int = field(init=False)
     voice: str | None = field(init=False)
+    remarks: list[str] = field(init=False)
     notes: list[str] = field(init=False)
     samples: int = 0
 
     def __post_init__(self) -> None:
         request, pipe = self.request, self.model.pipe
         limits.INPUT.check("input", len(request.input))
-        if request.speed not in (None, 1):
-            raise ApiError(
-                400, f"speed={request.speed:g} is not possible; the model speaks at one speed, 1", "invalid_value",
-                "speed",
-            )  # fmt: skip
+        self.remarks = request.notes()  # on the request; `notes` are those on the text and the audio
         self.recipe = self.model.check_recipe(request.recipe)
-        voice = request.voice.id if isinstance(request.voice, VoiceId) else request.voice
-        self.voice = None if voice == DEFAULT_VOICE and voice not in self.model.voices else voice
+        self.voice = self._voice_of(request.voice.id if isinstance(request.voice, VoiceId) else request.voice)
         reference = read_reference(request.ref_audio, request.ref_text, self.settings)
-        self.pipe = pipe if reference is None else pipe.with_reference_audio(*reference)
+        self.pipe = pipe if reference is None else _with_voice(pipe, reference)
         prepared = self.pipe.read(request.input, self.voice)
         self.prepared, self.notes = prepared, prepared.notes
         self.format = request.response_format or "mp3"
-        self.rate = encoder_rate(self.format, pipe.sampling_rate)
+        self.rate = encoder_rate(self.format, request.sample_rate or pipe.sampling_rate)
         self.seed = secrets.randbits(62) if request.seed is None else request.seed
+
+    def _voice_of(self, name: str | None) -> str | None:
+        """The voice of a name, None for the model's first.
+
+        Raises:
+            ApiError: If there is none.
+        """
+        own, others = self.model.voices, self.settings.voices
+        if name in own:
+            return name
+        if not name or name == DEFAULT_VOICE:
+            return None
+        other = stand_in(others, name)
+        if other in (DEFAULT_VOICE, *own):
+            if name not in others:
+                self.remarks.append(shorten(f"voice={name!r} is not a voice of this model; {other!r} speaks"))
+            return None if other == DEFAULT_VOICE else other
+        if not own or self.request.ref_audio is not None:
+            self.remarks.append(shorten(f"voice={name!r} has no effect"))
+            return None
+        known = [*own, *(each for each, voice in others.items() if each != ANY and voice in own), DEFAULT_VOICE]
+        message = f"voice={name!r} is not allowed; use one of {', '.join(dict.fromkeys(known))}"
+        raise ApiError(400, message, "invalid_value", "voice")
 
     @property
     def streams(self) -> bool:
@@ -84,7 +105,7 @@ class SpeechJob:
     def start(self) -> Generation:
         """Hands the text to the engine."""
         settings = DecodingRequest(self.seed, self.recipe, self.request.user, self.request.settings())
-        return Generation(self.model.engine.generate(self.prepared, settings), self.model.clock)
+        return self.model.generate(self.prepared, settings)
 
     def headers(self) -> dict[str, str]:
         """Headers that every response has."""
@@ -93,9 +114,14 @@ class SpeechJob:
             "X-Sampling-Rate": str(self.rate),
             "X-Channels": str(self.channels),
         }
-        if self.notes:
-            headers["X-Notes"] = "; ".join(self.notes).encode("unicode_escape").decode()[:1000]
+        if self.all_notes:
+            headers["X-Notes"] = "; ".join(self.all_notes).encode("unicode_escape").decode()[:1000]
         return headers
+
+    @property
+    def all_notes(self) -> list[str]:
+        """Remarks on the request, the text and the audio."""
+        return [*self.remarks, *self.notes]
 
     async def chunks(self, generation: Generation, whole: bool = False) -> AsyncIterator[tuple[bytes, list[Any]]]:
         """Chunks of the file while the text is decoded, each with the steps since the last one.
@@ -108,7 +134,7 @@ class SpeechJob:
         every = self.request.codec_chunk_frames or EVERY
         renderer = AudioRenderer(self.pipe.adapter, first, every, self.rate)
         loop, taken = asyncio.get_running_loop(), 0
-        encoder = AudioEncoder(self.format, self.rate, self.channels, whole)
+        encoder = new_encoder(self.format, self.rate, self.channels, whole)
 
         def encode(outputs: list[CallOutput], last: bool) -> bytes:
             silence = np.zeros((self.channels, 0), np.float32)
@@ -159,8 +185,22 @@ class SpeechJob:
                 yield event(step.event())
             if data:
                 yield event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
-        done = {"usage": self.accounting.usage(), "seed": self.seed, "notes": self.notes}
+        done = {"usage": self.accounting.usage(), "seed": self.seed, "notes": self.all_notes}
         yield event({"type": "speech.audio.done", "audio_seconds": self._duration(), **done})
 
     def _duration(self) -> float:
         return round(self.samples / self.rate, 3)
+
+
+def _with_voice(pipe: Any, reference: Reference) -> Any:
+    """The pipeline with reference audio.
+
+    Raises:
+        ApiError: If the model cannot follow it.
+    """
+    try:
+        return pipe.with_reference_audio(*reference)
+    except ArgumentError as error:
+        found = from_mmspec(error, SpeechRequest.parameters())
+        found.param = found.param or "ref_audio"
+        raise found from error

@@ -16,6 +16,7 @@ from torch import Tensor
 from mmspec.batching.request import PreparedRows
 from mmspec.decoding.assembly import NO_RESOURCES
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.rows import select_rows
 from mmspec.decoding.target import Target
 from mmspec.decoding.to_end import Decoded, decode_to_end
 from mmspec.errors import ArgumentError
@@ -73,7 +74,7 @@ def check_windows(
             read = np.minimum(at + window, length - 1)
             if turn == length and batch_size > 1:
                 kept = [i for i in range(batch_size) if i != 1]
-                target.select_rows(kept)
+                select_rows(target, kept, len(running))
                 running, read = running[kept], read[kept]
     return largest
 

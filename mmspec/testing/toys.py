@@ -41,7 +41,7 @@ from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rows import put_rows
+from mmspec.sampling.rows import PerRow
 from mmspec.sampling.tree import Tree
 
 FEATURES = 16  # width of the features of `ToyTarget`, and its largest vocabulary where features are used
@@ -64,6 +64,9 @@ class ToyTarget:
         memory: Tokens M that a distribution depends on, the last ones; None for all. A table has a row for each prefix
             of up to M tokens, or N - 1.
     """
+
+    ROWS = ("_number", PerRow("_features", latest=True), PerRow("_layer_features", latest=True))
+    SAME = ("_sides",)
 
     forces_firsts = False
 
@@ -88,6 +91,7 @@ class ToyTarget:
         # The table of the whole model, then those of its first layer, of its first two layers, and so on.
         generators = [torch.Generator().manual_seed(s) for s in table_seeds(seed)]
         shape = rows, vocab_size
+        self._sides = 1 + guided
         self._tables = [[torch.randn(shape, generator=g) * spread for _ in range(1 + guided)] for g in generators]
         self._features = self._layer_features = self._exit_features = torch.empty(0)
         self._collected: tuple[int, ...] = ()
@@ -205,26 +209,6 @@ class ToyTarget:
         row_ids, steps = np.arange(len(path))[:, None], np.arange(1, 1 + path.shape[1])
         self._number[row_ids, at[:, None] + 1 + steps] = self._number[row_ids, at[:, None] + 1 + path]
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        if len(self._features):
-            cfg_factor = len(self._features) // len(self._number)
-            self._features = self._features.unflatten(0, (cfg_factor, -1))[:, row_ids].flatten(0, 1)
-            if self._collected:
-                kept = self._layer_features.unflatten(0, (cfg_factor, -1))[:, row_ids]
-                self._layer_features = kept.flatten(0, 1)
-        self._number = self._number[row_ids]
-
-    def can_join(self, other: object) -> bool:
-        return isinstance(other, ToyTarget) and len(other._tables[0]) == len(self._tables[0])
-
-    def join(self, other: ToyTarget, row_ids: list[int]) -> None:
-        factor = len(self._features) // len(self._number)
-        self._features = put_rows(self._features[:, -1:], other._features[:, -1:], row_ids, cfg_factor=factor)
-        if self._collected:
-            mine, theirs = self._layer_features[:, -1:], other._layer_features[:, -1:]
-            self._layer_features = put_rows(mine, theirs, row_ids, cfg_factor=factor)
-        self._number = put_rows(self._number, other._number, row_ids)
-
 
 class ColumnToy:
     """A model of columns of several cells whose logits are stored in a table, one row for each prefix of columns.
@@ -241,6 +225,9 @@ class ColumnToy:
         spread: Standard deviation of the logits.
         memory: Columns that a distribution depends on, the last ones; None for all.
     """
+
+    ROWS = ("_number",)
+    SAME = ("_sides",)
 
     def __init__(
         self,
@@ -262,6 +249,7 @@ class ColumnToy:
         self._first, rows, self._count = prefix_rows(self.columns, length, memory)
         shape = rows, codebooks, vocab_size
         generators = [torch.Generator().manual_seed(s) for s in table_seeds(seed)]
+        self._sides = 1 + guided
         self._tables = [[torch.randn(shape, generator=g) * spread for _ in range(1 + guided)] for g in generators]
         # The cache: the prefix of n columns as a number in base V**K, by row and n.
         self._number = torch.zeros(batch_size, length + 1, dtype=torch.int64)
@@ -300,15 +288,6 @@ class ColumnToy:
             numbers.append(torch.where(inside, number, 0))
         return self.logits(torch.stack(lengths, 1), torch.stack(numbers, 1), early_exit)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._number = self._number[row_ids]
-
-    def can_join(self, other: object) -> bool:
-        return isinstance(other, ColumnToy) and len(other._tables[0]) == len(self._tables[0])
-
-    def join(self, other: ColumnToy, row_ids: list[int]) -> None:
-        self._number = put_rows(self._number, other._number, row_ids)
-
 
 class MaskedToy:
     """A masked model whose logits are stored in a table, by place and by the last token before the masked places.
@@ -328,12 +307,6 @@ class MaskedToy:
         places = torch.from_numpy(state.positions(count)).clamp(max=len(self._table) - 1)
         last = state.last().flatten(1)[:, :1] + 1  # 0 before the first token
         return self._table[places, last.clamp(max=self._table.shape[1] - 1)]  # padding may be outside the vocabulary
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        pass  # it keeps nothing of the rows
-
-    def join(self, other: MaskedToy, row_ids: Sequence[int]) -> None:
-        pass
 
 
 def prefix_rows(vocab_size: int, length: int, memory: int | None) -> tuple[Tensor, int, int]:
@@ -458,6 +431,9 @@ class ToyBackbone:
         spread: Scale of A and B: how strongly a latent changes the state.
     """
 
+    ROWS = ("_states",)
+    SAME = ()
+
     def __init__(self, batch_size: int, dim: int, length: int, seed: int, spread: float = 1.0) -> None:
         self.vocab_size = 0
         self.device = torch.device("cpu")
@@ -478,15 +454,6 @@ class ToyBackbone:
             self._states[row_ids, (start + i + 1).clamp(max=last)] = state
             states.append(state)
         return Logits(torch.stack(states, dim=1), None)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._states = self._states[row_ids]
-
-    def can_join(self, other: object) -> bool:
-        return isinstance(other, ToyBackbone)
-
-    def join(self, other: ToyBackbone, row_ids: list[int]) -> None:
-        self._states = put_rows(self._states, other._states, row_ids)
 
 
 class ToyHead:

@@ -17,6 +17,7 @@ import pytest
 import tiny_codecs
 import torch
 from fake_targets import moved, problems
+from gpu_bench.counting import fake_device, trace
 from recorded_calls import Recordings
 from tiny_streams import CAUSAL, CODECS, OVERLAPPING, pushed, recorded_codecs, some_codes
 from torch import Tensor
@@ -29,7 +30,6 @@ from mmspec.audio.codecs.streamed_layers import StreamState, after_last
 from mmspec.decoding.captured_calls import GraphCache
 from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.errors import ModelError
-from mmspec.metrics.bench.gpu.counting import fake_device, trace
 
 LENGTHS = [12, 25, 1, 8, 20]
 FRAMES = sum(LENGTHS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from batch_states import batch_states
 from fake_targets import made_targets, problems, traced_frame, traced_reads
 from frame_runs import decode_frame_windows
 from recorded_calls import Recordings, recorded_graphs
@@ -29,6 +30,7 @@ from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_model
 from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.decoding import captured_calls
 from mmspec.decoding.kept_graphs import KeptGraphs
+from mmspec.decoding.rows import can_join, join_rows
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 
@@ -106,14 +108,14 @@ def test_rows_join_captured_calls(model: KyutaiTTS, recordings: Recordings) -> N
     """A target with captured calls takes in rows of another one, whose voices come with them."""
     first, second = prompted(model, 0), prompted(model, 1)
     first.start(), second.start()
-    assert first.can_join(second)
+    assert can_join(first, second)
     frame = torch.zeros(2, 1 + BOOKS, dtype=torch.int64)
     first.step(frame), second.step(frame)
     alone = second.step(frame).cond
     joining = prompted(model, 1)
     joining.start()
     joining.step(frame)
-    first.join(joining, [2, 3])
+    join_rows(first, joining, [2, 3], *batch_states(2, 2))
     torch.testing.assert_close(first.step(frame.repeat(2, 1)).cond[2:], alone, atol=1e-5, rtol=1e-4)
 
 

@@ -18,6 +18,7 @@ from mmspec.audio.models.higgs.decoding import HiggsTarget, RepetitionLimit
 from mmspec.audio.models.higgs_v3.decoding import HiggsV3Target
 from mmspec.audio.models.moss_tts.decoding import MossTarget
 from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.decoding.rows import select_rows
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
@@ -125,7 +126,7 @@ def run(name: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[
         if place is not None:
             tokens[0, place, 0] = tokens[1, -1, -1] = tokens[2, place, 0] = marker
         found.append(target.forward(tokens, np.array(at)).cond)
-    target.select_rows([2, 0])
+    select_rows(target, [2, 0], ROWS)
     found.append(target.forward(tokens[[2, 0]], np.array([15, 16])).cond)
     return [one.softmax(-1) for one in found], [bool(each.is_end) for each in last]
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tiny_speech as tiny
 import torch
+from batch_states import batch_states
 from captures import Captures
 from csm_joint import FIRST, REST
 from frame_runs import decode_frame_windows
@@ -34,6 +35,7 @@ from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, frame_ends
 from mmspec.decoding import captured_calls
 from mmspec.decoding.kept_graphs import KeptGraphs, free_graphs
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.rows import join_rows, select_rows
 from mmspec.hf import causal_target
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse
@@ -318,8 +320,8 @@ def test_frames_that_join_in_a_free_place_capture_nothing(captures: Captures) ->
         second.start()
         first.step(frame)
         count = captures.count
-        first.select_rows([0])
-        first.join(second, [1])
+        select_rows(first, [0], 2)
+        join_rows(first, second, [1], *batch_states(1, 1))
         first.step(frame)
     assert count and captures.count == count
 

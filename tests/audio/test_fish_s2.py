@@ -29,6 +29,7 @@ from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, frame_s
 from mmspec.audio.models.fish_s2.model import FishS2, read_config, renamed
 from mmspec.audio.models.fish_s2.speech import FishPart
 from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.decoding.rows import can_join
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hub.files import needed_files
 from mmspec.loading import check_layout
@@ -207,7 +208,7 @@ def test_rows_with_other_sampling_parameters_do_not_join(adapter: Any) -> None:
         FishFrames(adapter.model, [adapter.prompt(PARTS[0])], 4, FirstCodes(SamplingParams(t), 1.1))
         for t in (1, 1, 0.5)
     )
-    assert first.can_join(same) and not first.can_join(other)
+    assert can_join(first, same) and not can_join(first, other)
 
 
 def test_the_published_layout(folder: Path) -> None:

@@ -23,6 +23,7 @@ from mmspec.audio.models.moss_local.decoding import FirstToken, MossLocalFrames,
 from mmspec.audio.models.moss_local.model import MossLocal, read_config
 from mmspec.audio.models.moss_tts.message import MossPart
 from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.decoding.rows import can_join
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
@@ -206,7 +207,7 @@ def test_speech_voices_streams_and_limits(folder: Path) -> None:
 def test_rows_with_other_sampling_parameters_do_not_join(folder: Path) -> None:
     model, given = load(folder).adapter.model, prompts(folder)[:1]
     first, same, other = (MossLocalFrames(model, given, 4, SamplingParams(t)) for t in (1.0, 1.0, 0.5))
-    assert first.can_join(same) and not first.can_join(other)
+    assert can_join(first, same) and not can_join(first, other)
 
 
 def test_the_published_size() -> None:

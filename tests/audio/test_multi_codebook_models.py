@@ -254,8 +254,6 @@ class Oracle:
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None: ...
 
-    def select_rows(self, row_ids: list[int]) -> None: ...
-
 
 @pytest.mark.parametrize("name", ["musicgen guided", "melody"])
 @pytest.mark.parametrize("window", [2, 4, 6])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmspec.batching.engine import Engine
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
@@ -59,13 +60,12 @@ class EasyTarget:
         self.clock.calls.append((rows, width))
         return Logits(self.table[tokens.clamp(0, V - 1)], None)
 
+    SAME = ()
+
     def select_rows(self, row_ids: list[int]) -> None:
         self.rows = len(row_ids)
 
-    def can_join(self, other: object) -> bool:
-        return isinstance(other, EasyTarget)
-
-    def join(self, other: EasyTarget, row_ids: list[int]) -> None:
+    def join(self, other: EasyTarget, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
         self.rows = max(self.rows, max(row_ids) + 1)
 
 

@@ -100,13 +100,6 @@ def judge(out: Path, patch: Patch) -> int:
     )
 
 
-def bench_gpu(out: Path, patch: Patch) -> int:
-    from mmspec.metrics.bench.gpu import process
-
-    patch.setattr(process, "run_parts", lambda *_: {})
-    return main(["bench", "gpu", "--device", "cpu", "--tiny", "-o", str(out)])
-
-
 def learn(out: Path, patch: Patch) -> int:
     """`serve --learn`, without HTTP."""
     pipe, recipe, first = tiny_pipe(), "medusa:window=3", out.parent / "first"
@@ -149,7 +142,6 @@ COMMANDS: dict[str, Callable[[Path, Patch], int]] = {
     "train-drafter medusa": train("--kind", "medusa"),
     "train-drafter retrieval": train("--kind", "retrieval"),
     "train-judge": judge,
-    "bench gpu": bench_gpu,
     "serve --learn": learn,
     "image": outputs("image", "a red circle", "-n", "2", ".png"),
     "speak": outputs("speak", "one", "two", ".wav"),

@@ -24,8 +24,6 @@ READERS: dict[str, tuple[str, str]] = {
     "questions": ("dpg.csv", "eval --metrics dpg --dpg dpg.csv --vqa none/none -o out"),
     "configuration": ("config.yaml", "eval --config config.yaml -o out"),
     "results": ("results/results.json", "report results"),
-    "results to predict by": ("record.json", "bench predict --results record.json --device h100"),
-    "record": ("record.json", "bench predict --measured record.json"),
     "statistics": ("mu.npz", "measure images --metrics fd@shapes --reference mu.npz"),
     "keys": ("keys", "serve shapes --api-key-file keys"),
     "config of a model": ("model/config.json", "speak one -m model --style llasa -o x.wav"),

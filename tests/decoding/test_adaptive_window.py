@@ -414,9 +414,6 @@ def test_a_draft_that_is_cut_off_counts_as_accepted() -> None:
         def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
             pass
 
-        def select_rows(self, row_ids: list[int]) -> None:
-            pass
-
     layout, target = Layout(9), Target(2, 2, 9, 0)
     state, meter = BatchState([0, 1], layout, 4, target.device), Meter(target.device, 2)
     state.append(torch.ones(2, 1, dtype=torch.int64))

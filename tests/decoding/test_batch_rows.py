@@ -8,6 +8,7 @@ import torch
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.rows import join_rows, select_rows
 
 CPU = torch.device("cpu")
 
@@ -17,9 +18,9 @@ def test_rows_write_to_their_own_places(append: bool) -> None:
     """Row 0 has left, and a row that joins has its number: the batch has rows 1 and 0, with a token each."""
     state, other = BatchState([0, 1], Layout(6), 2, CPU), BatchState([5], Layout(6), 2, CPU)
     state.append(torch.tensor([[1], [2]]))
-    state.select_rows([1])
+    select_rows(state, [1], 2)
     other.append(torch.tensor([[7]]))
-    state.join(other, state.places(1))
+    join_rows(state, other, state.places(1), state, other)
     assert state.ids.tolist() == [1, 0] and state.length.tolist() == [1, 1]
     assert state.last().tolist() == [[2], [7]]
     if append:

@@ -15,12 +15,12 @@ import tiny_music
 import tiny_speech
 import torch
 from fake_targets import made_targets, problems, traced_reads
+from gpu_bench.counting import fake_device, trace
 from hf_image_cases import CASES, GUIDANCE, arguments, ours
 from transformers import GenerationMixin
 
 import mmspec
 from mmspec.decoding.graph_capture import RefusesSynchronization
-from mmspec.metrics.bench.gpu.counting import fake_device, trace
 
 IDS = torch.tensor([[5, 6, 7, 8], [4, 9, 3, 4]])
 HIGGS = torch.tensor([[5, 6, 7, 31], [4, 9, 3, 31]])

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from mmspec.decoding import captured_calls
 from mmspec.decoding.kept_graphs import KeptGraphs, _drop_with_weights, _Kept, free_graphs, parts_of
+from mmspec.decoding.rows import select_rows
 from mmspec.decoding.target import EarlyExit
 
 PROMPTS = [[1, 7, 8, 3], [0, 0, 9, 3], [5, 6, 2, 3, 11, 3]]
@@ -246,7 +247,7 @@ def test_graphs_are_given_back_where_their_tensors_are_left(captures: Captures) 
         ours.prefill()
         ours.forward(torch.ones(4, 2, dtype=torch.int64), np.array([0, 0, 0, 0]))
         caches = [ref(layer) for layer in ours._target._cache.tensors()]
-        ours.select_rows([0, 2])
+        select_rows(ours, [0, 2], 4)
         assert not len(sets), "finished rows stay, and captured calls fit"
         features = ours.features().clone()
         ours.settle(np.array([0, 0]), np.array([[2], [2]]))

@@ -28,6 +28,7 @@ from mmspec.decoding.quantized_cache import (
     quantized_cache,
 )
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.rows import select_rows
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
@@ -58,8 +59,8 @@ def test_windows_with_roll_back_equal_single_tokens(make: Callable[[], Any], bit
         for n in range(6):
             single = one.forward(x[:, n : n + 1], np.full(2, n)).cond
             torch.testing.assert_close(single[:, 0], window[:, n], atol=1e-4, rtol=1e-3)
-        one.select_rows([1])
-        other.select_rows([1])
+        for target in (one, other):
+            select_rows(target, [1], 2)
         after = [target.forward(x[1:, 6:8], np.array([6])).cond for target in (one, other)]
         torch.testing.assert_close(*after, atol=1e-4, rtol=1e-3)
 

@@ -85,7 +85,7 @@ def test_each_row_follows_its_own_distribution(recipe: str) -> None:
 
 def first_rows(patch: pytest.MonkeyPatch) -> None:
     """When rows have ended, the others take over the constraints of the first ones."""
-    patch.setattr(Constraint, "select_rows", lambda self, row_ids: Constraint(self.kind[: len(row_ids)], self.allowed))
+    patch.setattr(Constraint, "of_rows", lambda self, row_ids: Constraint(self.kind[: len(row_ids)], self.allowed))
 
 
 def first_row(patch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_the_constraint_itself() -> None:
     assert constraint.forced[np.array([2, 1, 2])].tolist() == [3, 3, -1]
     assert Constraint(KINDS[1], ALLOWED).forced[np.array([1, 2])].tolist() == [3, -1]
     positions = np.array([[0, 2], [1, 9]])
-    kept = constraint.select_rows(torch.tensor([2, 0]))
+    kept = constraint.of_rows([2, 0])
     assert kept.forced[np.array([3, 2])].tolist() == [3, 3]
     assert torch.equal(kept.mask(positions), ~ALLOWED[torch.tensor([[CODE_OR_END, CODE], [CODE, END]])])
     with pytest.raises(ArgumentError, match="constraint is for 3 rows, and there are 2"):

@@ -26,6 +26,7 @@ from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.rows import select_rows
 from mmspec.decoding.target import EarlyExit
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle3 import Eagle3Head
@@ -255,7 +256,7 @@ def test_a_window_is_read_again_after_rows_have_left(name: str, recordings: Reco
         target.prefill()
         target.forward(window[:, :1], np.zeros(4, dtype=np.int64))
         target.forward(window, at)
-        target.select_rows(rows)
+        select_rows(target, rows, 4)
         again = window[rows].flip(1)
         with torch.enable_grad():
             states = target.layer_features().clone().requires_grad_()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.rows import select_rows
 from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, Target
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
@@ -61,9 +62,8 @@ def agree(target: SupportsEarlyExit, cut: Any, guided: bool, vocab_size: int) ->
             check(part.forward_tree(drafts, place, tree), cut.forward_tree(drafts, place, tree))
             target.forward(window, place)
             cut.forward(window, place)
-        target.select_rows([1])
-        part.select_rows([1])
-        cut.select_rows([1])
+        for each in (target, part, cut):
+            select_rows(each, [1], 2)
         check(part.forward(x[1:, 9:11], np.array([9])), cut.forward(x[1:, 9:11], np.array([9])))
     return wrong == 0
 
@@ -81,7 +81,7 @@ def llamagen(layers: int | None = None) -> Callable[[], LlamaGenTarget]:
 
 def unguided(cut: LlamaGenTarget) -> LlamaGenTarget:
     cut._guided, cut._condition = False, cut._condition[:2]
-    cut._cache.select_rows(torch.arange(2))
+    select_rows(cut._cache, [0, 1], 4)
     assert cut._padding is not None
     cut._padding = cut._padding[:2]
     return cut

@@ -36,8 +36,8 @@ RIGHT: dict[str, list[str]] = {
     "export-drafter": ["no-drafter", "--verifier", "garbage", "-o", "exported"],
 }
 REFUSED = ("music", "video", "report", "train-judge", "convert", "export-drafter")
-# Servers do not end, and these benchmarks take minutes.
-LEFT_OUT = {"serve", "demo", "bench gpu", "bench predict"}
+# Servers do not end.
+LEFT_OUT = {"serve", "demo"}
 
 
 def commands() -> dict[str, Any]:

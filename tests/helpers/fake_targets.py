@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_bench.counting import Trace, fake_device, trace
 from torch import Tensor, nn
 
 from mmspec.audio.depth.captured_depth import sample_frame
 from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.audio.models.moshi.decoding import MoshiDepth
 from mmspec.hf.causal_target import CausalTarget
-from mmspec.metrics.bench.gpu.counting import Trace, fake_device, trace
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
 _KINDS = (CausalTarget, LlamaGenTarget, DepthTarget, MoshiDepth)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("mmspec", "vision", "audio", "kernels", "metrics")
+FOLDERS = ("mmspec", "vision", "audio", "kernels", "metrics", "examples/gpu")
 # Attributes of modules that mmspec defines from outside.
 OWN = {"_codebook"}
 LOOKUPS = ("getattr", "hasattr", "setattr")

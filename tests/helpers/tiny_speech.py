@@ -244,6 +244,8 @@ def moshi(seed: int = 0, codebooks: int = 4, codes: int = 8, spread: float = 0.3
 class Corrupted:
     """A target whose most likely token is wrong at every fifth position, including the third."""
 
+    ROWS = ("_target",)
+
     def __init__(self, target: Any, start: int = 0) -> None:
         self.vocab_size, self.device = target.vocab_size, target.device
         self._target, self._start = target, start
@@ -255,9 +257,6 @@ class Corrupted:
         logits = self._target.forward(tokens, at).cond
         places = torch.from_numpy(at[:, None] - self._start + 1 + np.arange(tokens.shape[1])) % 5 == 3
         return Logits(torch.where(places[..., None], logits.roll(1, -1), logits), None)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._target.select_rows(row_ids)
 
 
 def calls_with_corrupted(length: int, window: int) -> int:

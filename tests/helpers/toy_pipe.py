@@ -29,6 +29,8 @@ END = V - 1
 class FaultyTarget(ToyTarget):
     """A toy whose rows may fail: `faults` has one of None, "prefill", "nan" and "raise" for each row."""
 
+    ROWS = (*ToyTarget.ROWS, "faults")
+
     faults: list[str | None]
 
     @property
@@ -51,17 +53,6 @@ class FaultyTarget(ToyTarget):
             raise RuntimeError("a row raised")
         bad = torch.tensor([fault == "nan" for fault in self.faults])
         return Logits(logits.cond.masked_fill(bad[:, None, None], torch.nan), logits.uncond)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        super().select_rows(row_ids)
-        self.faults = [self.faults[row] for row in row_ids]
-
-    def join(self, other: ToyTarget, row_ids: list[int]) -> None:
-        assert isinstance(other, FaultyTarget)
-        super().join(other, row_ids)
-        self.faults += [None] * (max(row_ids) + 1 - len(self.faults))
-        for row, fault in zip(row_ids, other.faults, strict=True):
-            self.faults[row] = fault
 
 
 @dataclass

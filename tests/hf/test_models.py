@@ -22,6 +22,7 @@ from transformers import DynamicCache, TopPLogitsWarper
 import mmspec.hf.causal_target
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.rows import select_rows
 from mmspec.decoding.to_end import Decoded
 from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import CausalTarget
@@ -131,7 +132,7 @@ def windows_agree(name: str, guided: bool) -> bool:
             target.forward(junk[:, :6], np.array(at))  # drafts that are all rejected
             window = torch.stack([x[b, n : n + 4] for b, n in enumerate(at)])
             check(target.forward(window, np.array(at)), [0, 1], [n + 1 for n in at], 4)
-        target.select_rows([1])
+        select_rows(target, [1], 2)
         check(target.forward(x[1:, 7:11], np.array([7])), [1], [8], 4)
         assert target.forward(junk[1:, :6], np.array([length - 1])).cond.isfinite().all()
     return wrong == 0
@@ -239,6 +240,8 @@ class Oracle:
         vocab_size: V.
     """
 
+    ROWS = ("_tokens",)
+
     def __init__(self, tokens: Tensor, wrong: Tensor, vocab_size: int) -> None:
         self.vocab_size, self.device = vocab_size, tokens.device
         self._tokens = torch.where(wrong, (tokens + 1) % vocab_size, tokens)
@@ -248,9 +251,6 @@ class Oracle:
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         return self._logits(at, tokens.shape[1])
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._tokens = self._tokens[row_ids]
 
     def _logits(self, at: NDArray[np.int64], width: int) -> Logits:
         place = torch.from_numpy(at[:, None] + 1 + np.arange(width)).clamp(max=self._tokens.shape[1] - 1)

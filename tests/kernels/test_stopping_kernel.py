@@ -87,10 +87,6 @@ class Fixed:
 
     def observe(self, verdict: Outcome, state: BatchState) -> None: ...
 
-    def select_rows(self, row_ids: list[int]) -> None: ...
-
-    def join(self, other: object, row_ids: list[int], state: BatchState, other_state: BatchState) -> None: ...
-
 
 @pytest.mark.parametrize("line", [None, 3])
 def test_drafts_are_those_of_the_drafter(

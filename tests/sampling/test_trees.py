@@ -191,9 +191,11 @@ def test_bad_branches(recipe: str, message: str) -> None:
 
 def test_missing_resources_are_refused() -> None:
     class Windows:
+        ROWS = ()
+
         def __init__(self, target: ToyTarget) -> None:
             self.vocab_size, self.device = target.vocab_size, target.device
-            self.prefill, self.forward, self.select_rows = target.prefill, target.forward, target.select_rows
+            self.prefill, self.forward = target.prefill, target.forward
 
     for recipe in ("tree", "tree-chains", "spectr", "tree-table", "tree-dynamic", "tree-sampled"):
         with pytest.raises(ArgumentError, match="this model has none"):

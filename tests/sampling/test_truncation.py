@@ -17,6 +17,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from mmspec.decoding.rows import select_rows
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
@@ -60,7 +61,7 @@ def test_rows_are_selected_with_their_values() -> None:
     sampler = TokenSampler(params, None, torch.device("cpu"))
     p = sampler(Logits(logits, None), positions)
     assert (p[2] == 1).sum() == 1 and p[1].min() > 0  # greedy stays greedy, and an off row is whole
-    sampler.select_rows(torch.tensor([3, 0]))
+    select_rows(sampler, [3, 0], 4)
     assert torch.equal(sampler(Logits(logits[[3, 0]], None), positions[:2]), p[[3, 0]])
 
 

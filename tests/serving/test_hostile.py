@@ -100,6 +100,8 @@ def test_broken_bodies_are_one_line(server: Served, body: bytes, message: str) -
 
 
 def test_only_json_is_read(server: Served) -> None:
+    assert server.request("/v1/images/edits", b"--x", {"Content-Type": "multipart/form-data; boundary=x"})[0] == 404
+    assert server.request("/v1/models", b"--x", {"Content-Type": "multipart/form-data; boundary=x"})[0] == 405
     form = b'--x\r\nContent-Disposition: form-data; name="prompt"\r\n\r\na red'
     for kind in ("multipart/form-data; boundary=x", "text/plain", "application/x-www-form-urlencoded", ""):
         status, _, content = server.request(IMAGES, form, {"Content-Type": kind})
@@ -337,6 +339,88 @@ def test_draining_takes_bounded_time() -> None:
         running.server.handle_exit(signal.SIGTERM, None)
         wait(lambda: refused(running))
         wait(lambda: engine.held == 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "silent", "begun"),
+    [
+        pytest.param(IMAGES, {"n": 2}, True, False, id="images-waiting"),
+        pytest.param(IMAGES, {}, False, False, id="image-decoding"),
+        pytest.param(IMAGES, {"stream": True}, True, False, id="events-waiting"),
+        pytest.param(IMAGES, {"stream": True}, False, True, id="events-decoding"),
+        pytest.param(SPEECH, {}, False, False, id="speech-decoding"),
+    ],
+)
+def test_requests_that_the_end_of_draining_cuts_off_are_told(
+    path: str, extra: dict[str, Any], silent: bool, begun: bool
+) -> None:
+    models, engine = new_models(), SilentEngine() if silent else HeldEngine()
+    for model in models:
+        model.engine = engine
+    wanted = {"input": "hello"} if path == SPEECH else IMAGE | extra
+    with served(models, ServerSettings(drain_seconds=0)) as running, connect(running) as connection:
+        body = json.dumps(wanted).encode()
+        connection.sendall(head(path, f"Content-Length: {len(body)}", "Connection: close") + body)
+        wait(lambda: engine.held == extra.get("n", 1))
+        if begun:
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        assert running.server is not None
+        running.server.handle_exit(signal.SIGTERM, None)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+        wait(lambda: engine.held == 0)
+        name = "spoken" if path == SPEECH else "shapes"
+        wait(lambda: running.metric("mmspec_requests_finished_total", model=name, outcome="cancelled") == 1)
+    assert b"the server stops and has cut off this request; send it again" in received and b'"draining"' in received
+    if begun:
+        assert b"event: error" in received
+    else:
+        assert received.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in received.lower()
+
+
+def test_draining_cuts_off_what_is_not_decoded_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def read(*_: Any) -> None:
+        inside.set()
+        release.wait(20)
+
+    monkeypatch.setattr("mmspec.serving.speech.read_reference", read)
+    settings = ServerSettings(allow_reference_audio=True, drain_seconds=0)
+    with served(new_models()[1:], settings) as running, connect(running) as connection:
+        body = json.dumps({"input": "hello", "ref_audio": "AAAA"}).encode()
+        connection.sendall(head(SPEECH, f"Content-Length: {len(body)}") + body)
+        assert inside.wait(20)
+        assert running.server is not None
+        running.server.handle_exit(signal.SIGTERM, None)
+        status, content = answer(connection)
+        release.set()
+    assert status == 503 and "has cut off this request" in content["error"]["message"]
+
+
+def test_a_file_that_is_cut_off_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    spoken = new_models()[1]
+    own = spoken.engine.generate
+
+    async def first_only(prompt: Any, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+        async for output in own(prompt, request):
+            yield output
+            await asyncio.sleep(60)
+
+    spoken.engine.generate = first_only  # type: ignore[method-assign]
+    with served([spoken], ServerSettings(drain_seconds=0)) as running, connect(running) as connection:
+        body = json.dumps({"input": "hello", "stream": True, "response_format": "wav"}).encode()
+        connection.sendall(head(SPEECH, f"Content-Length: {len(body)}") + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        assert running.server is not None
+        running.server.handle_exit(signal.SIGTERM, None)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+        running.wait_idle()
+    assert not received.endswith(b"0\r\n\r\n")
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -103,6 +103,42 @@ def test_no_drafter_changes_before_a_cancelled_request_has_left_its_batch(tmp_pa
     asyncio.run(serve())
 
 
+def test_a_request_waits_for_one_of_many_images_that_wait(tmp_path: Path) -> None:
+    pipe, events = pipe_with_heads(tmp_path / "first"), list[str]()
+    learner = LearningEngine(
+        new_engine(pipe, RECIPE, 4, 64), OnlineDistillation(pipe, "medusa", tmp_path / "learned", every=1)
+    )
+
+    async def serve() -> None:
+        await codes(learner, PROMPTS[0], 0)
+        await asyncio.gather(*learner._tasks)
+        learner._finished.extend([(PROMPTS[0], torch.zeros(9, dtype=torch.int64))] * 5)
+        requests: list[Any] = []
+        loop = asyncio.get_running_loop()
+
+        async def request() -> None:
+            await codes(learner, PROMPTS[1], 1)
+            events.append("request")
+
+        def observe(images: Any) -> None:
+            events.append("update")
+            if not requests:  # arrives while the drafter learns
+                asyncio.run_coroutine_threadsafe(arrive(), loop).result()
+
+        async def arrive() -> None:
+            requests.append(asyncio.create_task(request()))
+            await asyncio.sleep(0)
+
+        learner._observe = observe  # type: ignore[method-assign]
+        await learner._learn()
+        await requests[0]
+        await asyncio.gather(*learner._tasks)
+        await learner.aclose()
+
+    asyncio.run(serve())
+    assert events == ["update", "request", *["update"] * 5]
+
+
 def test_what_can_learn() -> None:
     pipe = tiny_pipe()
     assert drafter_kind(pipe, "draft:window=4") == "small" == drafter_kind(pipe, "scd:start=model")

@@ -156,9 +156,6 @@ def test_formats(client: openai.OpenAI, format: Any, streamed: bool) -> None:
     if format == "pcm":
         samples = np.frombuffer(data, "<i2") / 32768
     else:
-        if format == "flac" and streamed:  # it does not tell its length, which soundfile wants to know
-            assert data[22:26] == bytes(4)
-            data = data[:22] + len(own).to_bytes(4, "big") + data[26:]
         samples, _ = soundfile.read(io.BytesIO(data))
     assert abs(len(samples) - len(own)) <= 2400
     if format in ("flac", "wav", "pcm"):
@@ -215,11 +212,11 @@ def test_a_text_of_several_sentences_streams_as_it_is_spoken(client: openai.Open
         ("speech", {}, 400, "input", "input is missing"),
         ("speech", {"input": " "}, 400, "input", "input=' ' is empty"),
         ("speech", {"input": "hello", "voice": "alloy"}, 400, "voice", "voice='alloy' is not allowed; use one of low"),
-        ("speech", {"input": "hello", "speed": 1.5}, 400, "speed", "speed=1.5 is not possible"),
-        ("speech", {"input": "hello", "response_format": "aac"}, 400, "response_format", "response_format='aac'"),
+        ("speech", {"input": "hello", "speed": 9}, 400, "speed", "speed=9 is not allowed"),
+        ("speech", {"input": "hello", "response_format": "ogg"}, 400, "response_format", "response_format='ogg'"),
         ("speech", {"input": "hello", "ref_audio": "AAAA"}, 403, "ref_audio", "ref_audio is not allowed"),
         ("speech", {"input": "hello", "guidance_scale": 2.0}, 400, "guidance_scale", "this model has no guidance"),
-        ("speech", {"input": "hello", "instructions": "be glad"}, 400, "instructions", "not possible here; leave it"),
+        ("speech", {"input": "hello", "instructions": 1}, 400, "instructions", "instructions=1 is not allowed"),
         ("speech", {"input": "hello", "model": "tts-1"}, 404, "model", "is not served here; models for speech: spoken"),
     ],
 )  # fmt: skip

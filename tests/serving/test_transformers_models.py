@@ -39,3 +39,5 @@ def test_a_model_of_transformers_is_served(name: str, size: dict[str, int]) -> N
         assert last["b64_json"] == found["data"][0]["b64_json"]
         error = running.json(IMAGES, body | {"size": "17x13"})["error"]
         assert error["param"] == "size" and error["code"] == "invalid_value"
+        default = running.json("/v1/models")["data"][0]["size"]
+        assert error["message"].startswith("size='17x13' is not allowed") and default in error["message"]

@@ -34,6 +34,8 @@ V, N = 6, 8
 class Bigrams:
     """A target whose distribution and feature depend on the last token alone, so that a judge can learn from it."""
 
+    ROWS = ("_last",)
+
     vocab_size, device = V, torch.device("cpu")
 
     def __init__(self, rows: int) -> None:
@@ -53,9 +55,6 @@ class Bigrams:
 
     def head(self, features: Tensor) -> Tensor:
         return features[..., :V]
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._last = self._last[row_ids]
 
 
 class ToyPipeline:

@@ -23,6 +23,7 @@ from transformers import LlamaForCausalLM
 import mmspec
 from mmspec import registry
 from mmspec.cli.app import main
+from mmspec.decoding import rows
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.hf.adapters import adapter_of
@@ -148,23 +149,17 @@ def no_mask(patch: pytest.MonkeyPatch, target: Any) -> None:
 
 def stale_rows(patch: pytest.MonkeyPatch, target: Any) -> None:
     """Dropped rows stay in the cache."""
-
-    def select_rows(self: Any, row_ids: list[int]) -> None:
-        self._cache.select_rows(torch.arange(len(row_ids) * (1 + self._guided)))
-        self._rows = len(row_ids)
-
-    patch.setattr(target, "select_rows", select_rows)
+    patch.setattr(target, "ROWS", ())
 
 
 def cfg_halves_swapped(patch: pytest.MonkeyPatch, target: Any) -> None:
     """After a row is dropped, the conditional and unconditional halves of the batch are swapped."""
 
-    def select_rows(self: Any, row_ids: list[int]) -> None:
+    def swapped(row_ids: list[int], count: int, guided: bool, device: torch.device) -> Tensor:
         index = torch.tensor(row_ids)
-        self._cache.select_rows(torch.cat([index + self._rows, index]))
-        self._rows = len(row_ids)
+        return torch.cat([index + count, index]) if guided else index
 
-    patch.setattr(target, "select_rows", select_rows)
+    patch.setattr(rows, "cfg_rows", swapped)
 
 
 @pytest.mark.parametrize("mistake", [positions_off, no_mask, stale_rows, cfg_halves_swapped])

@@ -17,6 +17,7 @@ from tiny_llamagen import GRID, C, N, T, V, tiny
 from torch import Tensor
 
 import mmspec
+from mmspec.decoding.rows import select_rows
 from mmspec.decoding.step import Step
 from mmspec.drafters.ngram import NGramTable
 from mmspec.errors import ArgumentError, ModelError, PromptError
@@ -97,7 +98,7 @@ def test_windows_with_rollback_equal_one_pass(config: dict[str, Any], padded: bo
             target.forward(junk[:, :6], np.array(at))  # drafts that are all rejected
             window = torch.stack([x[b, n : n + 4] for b, n in enumerate(at)])
             check(target.forward(window, np.array(at)), [0, 1, 2], [n + 1 for n in at], 4)
-        target.select_rows([0, 2])
+        select_rows(target, [0, 2], 3)
         window = torch.stack([x[0, 6:10], x[2, 7:11]])
         check(target.forward(window, np.array([6, 7])), [0, 2], [7, 8], 4)
         assert target.forward(junk[:2, :6], np.array([15, 13])).cond.isfinite().all()

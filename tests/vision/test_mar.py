@@ -22,6 +22,7 @@ from torch import nn
 
 import mmspec
 from mmspec.continuous.sampler import Gaussian
+from mmspec.decoding.rows import select_rows
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.rng import CounterRNG
@@ -193,7 +194,7 @@ def test_windows_equal_single_latents() -> None:
         for side, want in zip(got, expected, strict=True):
             for b, a in enumerate(at):
                 assert side is not None and float((side[b] - want[b, a + 1 : a + 5]).abs().max()) < 1e-5
-        window.select_rows([0, 2])
+        select_rows(window, [0, 2], 3)
         got = window.forward(latents[[0, 2], 12:], np.array([12, 12]))  # reaches past the end
         assert float((got.cond[:, :3] - expected[0][[0, 2], 13:]).abs().max()) > 1e-3  # latents 8 to 11 are missing
         for n in range(12):

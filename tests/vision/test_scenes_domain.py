@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from train_scenes.data import caption_features
 
 from mmspec.errors import PromptError
 from mmspec.vision.scenes.classifier import score_captions
-from mmspec.vision.scenes.data import caption_features
 from mmspec.vision.scenes.domain import (
     ANY,
     CONDITION_SLOTS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,8 +10,20 @@ from torch import Tensor
 
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
-from mmspec.sampling.rows import put_rows
 from mmspec.vision.cosmos_ar.transformer import CosmosBlock, CosmosTransformer
+
+
+class TextContexts:
+    """What the layers read of the rows' texts, shared by all decoders of a target.
+
+    Args:
+        layers: Keys and values of the texts in each layer; empty without texts.
+    """
+
+    ROWS = ("layers",)
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.layers = tuple(layers)
 
 
 class CosmosDecoder(DecoderLayers):
@@ -18,11 +31,10 @@ class CosmosDecoder(DecoderLayers):
 
     Args:
         transformer: The transformer.
-        contexts: Keys and values of the rows' texts in each layer; empty without texts. The list is shared with the
-            target, which drops rows from it.
+        contexts: What the layers read of the texts.
     """
 
-    def __init__(self, transformer: CosmosTransformer, contexts: list[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, transformer: CosmosTransformer, contexts: TextContexts) -> None:
         super().__init__(transformer.layers, transformer.norm)
         self._contexts = contexts
         angles = transformer.angles().to(transformer.device)
@@ -48,7 +60,7 @@ class CosmosDecoder(DecoderLayers):
             if layer.cross_attention is not None and layer.cross_attention_norm is not None:
                 text = layer.cross_attention
                 queries = text.queries(layer.cross_attention_norm(hidden))
-                hidden = hidden + text.attend(queries, *self._contexts[layer.layer_idx], None)
+                hidden = hidden + text.attend(queries, *self._contexts.layers[layer.layer_idx], None)
             return hidden + layer.feed_forward(layer.ffn_norm(hidden))
 
         return embeds, run
@@ -65,35 +77,17 @@ class CosmosTarget(CausalTarget):
         slack: Slots that a window may extend past the end of the video.
     """
 
+    ROWS = (*CausalTarget.ROWS, "_contexts")
+    SAME = (*CausalTarget.SAME, "_given")
+
     def __init__(
         self, transformer: CosmosTransformer, given: Tensor, context: Tensor | None, length: int, slack: int
     ) -> None:
-        self._contexts = [] if context is None else transformer.contexts(context)
-        self._given = given.shape[1]
+        self._contexts = TextContexts(() if context is None else transformer.contexts(context))
+        self._given = given.shape[1], None if context is None else context.shape[1]
         vocab_size, device = int(transformer.config["vocab_size"]), transformer.device
-        backbone = Backbone(
-            CosmosDecoder(transformer, self._contexts), transformer.tok_embeddings, transformer.output, vocab_size,
-            device,
-        )  # fmt: skip
+        decoder = CosmosDecoder(transformer, self._contexts)
+        backbone = Backbone(decoder, transformer.tok_embeddings, transformer.output, vocab_size, device)
         positions = torch.arange(given.shape[1], device=device).expand(1, *given.shape)
         mask = torch.ones_like(given, dtype=torch.bool)
         super().__init__(backbone, Prompt(transformer.tok_embeddings(given), mask, positions), None, length, slack)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        super().select_rows(row_ids)
-        self._contexts[:] = [(keys[row_ids], values[row_ids]) for keys, values in self._contexts]
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: their texts have as many features, and as many frames are given."""
-        if not (isinstance(other, CosmosTarget) and super().can_join(other) and self._given == other._given):
-            return False
-        ours, theirs = ([keys.shape[2] for keys, _ in target._contexts[:1]] for target in (self, other))
-        return ours == theirs
-
-    def join(self, other: CausalTarget, row_ids: list[int]) -> None:
-        super().join(other, row_ids)
-        assert isinstance(other, CosmosTarget), "can_join"
-        self._contexts[:] = [
-            (put_rows(keys, new_keys, row_ids), put_rows(values, new_values, row_ids))
-            for (keys, values), (new_keys, new_values) in zip(self._contexts, other._contexts, strict=True)
-        ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,14 +13,15 @@ from torch import Tensor
 
 from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache, LayerCopies, WindowSlots
 from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, spread_layers
-from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import copied
-from mmspec.sampling.rows import put_rows
+from mmspec.sampling.rows import PerRow, Rows
 from mmspec.sampling.tree import Tree
 from mmspec.vision.llamagen.fused_layers import can_fuse, fused_features
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer, Span, padding_bias
@@ -47,6 +48,14 @@ class LlamaGenTarget:
         layers: Layers that an early exit can choose from.
     """
 
+    ROWS: ClassVar[Rows] = (
+        "_cache",
+        PerRow("_features", latest=True),
+        PerRow("_layer_features", latest=True),
+        "_padding",
+    )
+    SAME: ClassVar[tuple[str, ...]] = ("_gpt", "_guided", "capacity")
+
     def __init__(
         self,
         gpt: LlamaGenTransformer,
@@ -68,7 +77,6 @@ class LlamaGenTarget:
         self._slots: int = c.cls_token_num
         self._length = length = c.grid_size**2
         capacity = self._slots + length + slack
-        self._rows = condition.shape[0]
         heads, head_dim = c.n_head, c.dim // c.n_head
         shape = c.n_layer, len(self._condition), heads, capacity, head_dim
         self._cache = KVCache(*shape, self._dtype, self.device, cache_bits())
@@ -149,7 +157,7 @@ class LlamaGenTarget:
     @property
     def rows(self) -> int:
         """Rows that are still decoded, B."""
-        return self._rows
+        return self._cache.rows // self.cfg_factor
 
     @property
     def capacity(self) -> int:
@@ -204,47 +212,17 @@ class LlamaGenTarget:
     def read_prompts(self, embeddings: Tensor) -> None:
         self._prompts = check_prompts(embeddings, self._gpt.config.dim)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        index = cfg_rows(row_ids, self._rows, self._guided, self.device)
-        self._rows = len(row_ids)
-        self._cache.select_rows(index)
-        if self._features is not None:
-            self._features = self._features[index]
-        if self._layer_features is not None:
-            self._layer_features = self._layer_features[index]
-        if self._padding is not None:
-            self._padding = self._padding[index]
+    def before_join(self, other: LlamaGenTarget, state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`."""
+        if self._padding is not None or other._padding is not None:
+            for one in (self, other):
+                if one._padding is None:
+                    one._padding = one._causal.new_zeros(one._cache.rows, 1, self.capacity, self.capacity)
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache."""
         return self._cache.nbytes
-
-    def can_join(self, other: object) -> bool:
-        return (
-            isinstance(other, LlamaGenTarget)
-            and other._gpt is self._gpt
-            and other._guided == self._guided
-            and other.capacity == self.capacity
-        )
-
-    def join(self, other: LlamaGenTarget, row_ids: list[int]) -> None:
-        factor = self.cfg_factor
-        self._cache.join(other._cache, row_ids, factor)
-        self._rows = max(self._rows, *(row + 1 for row in row_ids))
-        assert self._features is not None and other._features is not None, "both targets have read their prompts"
-        counts = len(self._features), len(other._features)
-        self._features = put_rows(self._features[:, -1:], other._features[:, -1:], row_ids, cfg_factor=factor)
-        if self._layer_features is not None and other._layer_features is not None:
-            latest = self._layer_features[:, -1:], other._layer_features[:, -1:]
-            self._layer_features = put_rows(*latest, row_ids, cfg_factor=factor)
-        if self._padding is not None or other._padding is not None:
-            shape = 1, self.capacity, self.capacity
-            ours, theirs = (
-                self._causal.new_zeros(rows, *shape) if padding is None else padding
-                for padding, rows in ((self._padding, counts[0]), (other._padding, counts[1]))
-            )
-            self._padding = put_rows(ours, theirs, row_ids, cfg_factor=factor)
 
     def features(self) -> Tensor:
         assert self._features is not None, "no call yet"

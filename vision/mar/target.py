@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.step import Step
-from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.vision.mar.transformer import MARTransformer
 
 
@@ -39,6 +39,8 @@ class MARTarget:
             per window, with conditions that ignore the drafts.
         layers: Runs only the first `layers` layers of the encoder and of the decoder; None runs all.
     """
+
+    ROWS = ("_condition", "_order", "_rank", "_latents", "_rows")
 
     vocab_size = 0
 
@@ -92,11 +94,6 @@ class MARTarget:
         kept = self._latents.gather(1, places)
         self._latents.scatter_(1, places, torch.where(inside[..., None], tokens.to(kept), kept))
         return positions
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._condition = self._condition[cfg_rows(row_ids, len(self._order), self._guided, self.device)]
-        self._order, self._rank, self._latents = self._order[row_ids], self._rank[row_ids], self._latents[row_ids]
-        self._rows = self._rows[row_ids]
 
     def refresh(self, step: Step) -> None:
         """Writes the committed latents, which a rule that replaces drafts in place may have changed."""

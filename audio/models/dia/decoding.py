@@ -49,7 +49,6 @@ from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rows import put_rows
 
 INPUTS = ("encoder_outputs", "decoder_attention_mask", "decoder_delay_mask")  # that are read
 DIA_PROCESSORS = (
@@ -242,6 +241,9 @@ class DiaTarget(HistoryTarget):
         config: The model's config.
     """
 
+    ROWS = (*HistoryTarget.ROWS, "_last", "_flags")
+    SAME = ("_guidance", "_latest")
+
     def __init__(
         self,
         inner: CausalTarget | CUDAGraphTarget,
@@ -259,26 +261,10 @@ class DiaTarget(HistoryTarget):
         self._latest, self._last = latest, list(last)
         self._flags: Tensor | None = None  # bool [B], `LatestColumn.is_end` of the rows, where kernels write it
 
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: they have the same guidance, and end at the same column."""
-        return (
-            isinstance(other, DiaTarget)
-            and (other._guidance, other._latest) == (self._guidance, self._latest)
-            and super().can_join(other)
-        )
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        super().select_rows(row_ids)
-        self._last = [self._last[row] for row in row_ids]
+    def after_move(self) -> None:
+        """See `mmspec.decoding.rows.HoldsRows`."""
         if self._flags is not None:
-            self._note(self._flags[row_ids])
-
-    def join(self, other: DiaTarget, row_ids: list[int]) -> None:
-        super().join(other, row_ids)
-        joined = dict(enumerate(self._last)) | dict(zip(row_ids, other._last, strict=True))
-        self._last = [joined[row] for row in range(len(joined))]
-        if self._flags is not None and other._flags is not None:
-            self._note(put_rows(self._flags, other._flags, row_ids))
+            self._note(self._flags)
 
     def _note(self, flags: Tensor) -> None:
         """Has kernels write to these flags, bool [B]."""

@@ -203,6 +203,9 @@ class HiggsTarget(HistoryTarget):
         config: The model's config.
     """
 
+    ROWS = (*HistoryTarget.ROWS, "_sampler")
+    SAME = ("_repetition",)
+
     def __init__(
         self,
         inner: CausalTarget | CUDAGraphTarget,
@@ -216,25 +219,6 @@ class HiggsTarget(HistoryTarget):
         self._repetition = repetition
         self._begin, self._end = int(config.audio_stream_bos_id), int(config.audio_stream_eos_id)
         self._codebooks = int(config.num_codebooks)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        super().select_rows(row_ids)
-        if self._sampler is not None:
-            self._sampler.select_rows(torch.tensor(row_ids, device=self.device))
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: they have the same limit of repetitions, or none."""
-        return (
-            isinstance(other, HiggsTarget)
-            and other._repetition == self._repetition
-            and (other._sampler is None) == (self._sampler is None)
-            and super().can_join(other)
-        )
-
-    def join(self, other: HiggsTarget, row_ids: list[int]) -> None:
-        super().join(other, row_ids)
-        if self._sampler is not None and other._sampler is not None:
-            self._sampler.join(other._sampler, row_ids)
 
     def _rule(self) -> EndRule:
         books = torch.arange(self._codebooks, device=self.device)

@@ -20,13 +20,12 @@ from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
 from mmspec.audio.models.kyutai_tts.machine import LAST, NEW_WORD_ID, PAD, WORD, Machine, State
 from mmspec.audio.models.kyutai_tts.model import Attention, KyutaiTTS, MainLayer, attend, rotated
 from mmspec.audio.models.kyutai_tts.prefix import Prefixes, read_codes, without_voice
-from mmspec.decoding.target import cache_bytes, can_join, join_targets
+from mmspec.decoding.target import cache_bytes
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.sampler import TokenSampler
 
 TEXT_TOP_K = 25  # of the original's decision, among text ids
@@ -44,9 +43,11 @@ class VoicedDecoder:
         voices: The voices.
     """
 
+    ROWS = ("voices", "_keys")
+
     def __init__(self, model: KyutaiTTS, voices: Tensor | None) -> None:
         self.model, self.voices = model, voices
-        self._keys: list[tuple[Tensor, Tensor]] = []
+        self._keys: tuple[tuple[Tensor, Tensor], ...] = ()
         for layer in model.transformer.layers:
             if voices is None:
                 break
@@ -54,7 +55,7 @@ class VoicedDecoder:
             weight = in_proj(layer.cross_attention)[model.config.main.dim :]
             both = F.linear(voices, weight).unflatten(-1, (2, model.config.main.heads, -1))
             key, value = both.permute(2, 0, 3, 1, 4)
-            self._keys.append((key, value))
+            self._keys = (*self._keys, (key, value))
 
     def __call__(
         self,
@@ -86,11 +87,6 @@ class VoicedDecoder:
             x = x + layer.gating(layer.norm2(x))
         return SimpleNamespace(last_hidden_state=self.model.out_norm(x))
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows only."""
-        self.voices = None if self.voices is None else self.voices[row_ids]
-        self._keys = [(key[row_ids], value[row_ids]) for key, value in self._keys]
-
     def tensors(self) -> list[Tensor]:
         """The keys and values of the voices, by layer."""
         return [tensor for pair in self._keys for tensor in pair]
@@ -99,14 +95,7 @@ class VoicedDecoder:
         """Moves to the tensors of an earlier decoder, whose voices have the same length and rows."""
         with torch.inference_mode():  # later decoders may have been made in it
             moved = [there.copy_(own) for there, own in zip(tensors, self.tensors(), strict=True)]
-        self._keys = list(zip(moved[::2], moved[1::2], strict=True))
-
-    def join(self, other: VoicedDecoder, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`, whose voices have the same length."""
-        if self.voices is not None and other.voices is not None:
-            self.voices = put_rows(self.voices, other.voices, row_ids)
-        pairs = zip(self._keys, other._keys, strict=True)
-        self._keys = [(put_rows(k, k2, row_ids), put_rows(v, v2, row_ids)) for (k, v), (k2, v2) in pairs]
+        self._keys = tuple(zip(moved[::2], moved[1::2], strict=True))
 
 
 class VoicedTarget(CausalTarget):
@@ -120,6 +109,9 @@ class VoicedTarget(CausalTarget):
         slack: See there.
     """
 
+    ROWS = (*CausalTarget.ROWS, "_voiced")
+    SAME = (*CausalTarget.SAME, "_voice_length")
+
     def __init__(self, decoder: VoicedDecoder, cond: Prompt, uncond: Prompt | None, length: int, slack: int) -> None:
         model, cell = decoder.model, 1 + decoder.model.config.codebooks
         embed = model.embed_columns if uncond is None else partial(embed_guided, model)
@@ -129,29 +121,16 @@ class VoicedTarget(CausalTarget):
         self._voiced = decoder
 
     @property
+    def _voice_length(self) -> int | None:
+        return voice_length(self._voiced.voices)
+
+    @property
     def module(self) -> nn.Module:
         return self._voiced.model.transformer
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._voiced.select_rows(row_ids)
-        super().select_rows(row_ids)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: their voices have one length."""
-        return (
-            isinstance(other, VoicedTarget)
-            and voice_length(other._voiced.voices) == voice_length(self._voiced.voices)
-            and super().can_join(other)
-        )
-
-    def join(self, other: CausalTarget, row_ids: list[int]) -> None:
-        assert isinstance(other, VoicedTarget), "see `can_join`"
-        self._voiced.join(other._voiced, row_ids)
-        super().join(other, row_ids)
-
     def shapes(self) -> tuple[Any, ...]:
         """See `mmspec.decoding.kept_graphs.Reusable`."""
-        return *super().shapes(), voice_length(self._voiced.voices)
+        return *super().shapes(), self._voice_length
 
     def tensors(self) -> list[Tensor]:
         """See `mmspec.decoding.kept_graphs.Reusable`."""
@@ -203,6 +182,9 @@ class KyutaiFrames:
         vocab_size: V, of decisions and codes alike.
         device: Where its tensors are.
     """
+
+    ROWS = ("_target", "_prefixes", "_length", "_machines", "_states")
+    SAME = ("_model", "_sampling", "codes")
 
     def __init__(
         self,
@@ -297,35 +279,10 @@ class KyutaiFrames:
         lengths = torch.from_numpy(self._prefixes.lengths[list(rows)])
         return torch.from_numpy(positions).to(self.device), lengths.to(self.device)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._target.select_rows(row_ids)
-        self._prefixes.select_rows(row_ids)
-        self._length = self._length[row_ids]
-        self._machines, self._states = [self._machines[n] for n in row_ids], [self._states[n] for n in row_ids]
-
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache."""
         return cache_bytes(self._target)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: they are sampled alike, and voices attended to have one length."""
-        return (
-            isinstance(other, KyutaiFrames)
-            and (other._model, other._sampling, other.codes) == (self._model, self._sampling, self.codes)
-            and can_join(self._target, other._target)
-        )
-
-    def join(self, other: KyutaiFrames, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
-        join_targets(self._target, other._target, row_ids)
-        self._prefixes.join(other._prefixes, row_ids)
-        self._length = put_host_rows(self._length, other._length, row_ids)
-        machines, states = dict(enumerate(self._machines)), dict(enumerate(self._states))
-        machines |= dict(zip(row_ids, other._machines, strict=True))
-        states |= dict(zip(row_ids, other._states, strict=True))
-        self._machines = [machines[row] for row in range(len(machines))]
-        self._states = [states[row] for row in range(len(states))]
 
     def _advance(self, decisions: Tensor, at: NDArray[np.int64]) -> Tensor:
         """The text ids int64 [B, n] of frames with these decisions, int64 [B, n].

@@ -16,7 +16,7 @@ from mmspec.audio.models.kyutai_tts.model import Attention, DepthLayer, KyutaiTT
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.target import EarlyExit
 from mmspec.hf.slot_cache import SlotCache
-from mmspec.sampling.logits import Logits, cfg_rows
+from mmspec.sampling.logits import Logits
 
 # Applies those modules of a list that belong to the steps of places [R, W, ...], which it makes [R, W, width].
 AtSteps = Callable[[nn.ModuleList, Tensor, int], Tensor]
@@ -44,6 +44,8 @@ class KyutaiDepth:
         inputs: What a frame begins with, by row: the hidden state and the text id.
     """
 
+    ROWS = ("inputs", "_given", "_cache")
+
     prompt_slots = 1
 
     def __init__(
@@ -51,7 +53,8 @@ class KyutaiDepth:
     ) -> None:
         config = model.config
         self.vocab_size, self.device = config.card + 1, hidden.device
-        self.start, self.inputs = start, [hidden, text]
+        self.start = start
+        self.inputs: tuple[Tensor, ...] = (hidden, text)
         self._model, self._given = model, given
         self._codebooks, self._factor = given.shape[1], len(hidden) // len(text)
         self._steps = np.array(config.schedule)
@@ -68,12 +71,6 @@ class KyutaiDepth:
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         slots = at[:, None] - self.start + 1 + np.arange(tokens.shape[1])
         return self._read(tokens, slots)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        index = cfg_rows(row_ids, len(self.inputs[1]), self._factor == 2, self.device)
-        hidden, text = self.inputs
-        self.inputs, self._given = [hidden[index], text[row_ids]], self._given[row_ids]
-        self._cache.select_rows(index)
 
     def _read(self, tokens: Tensor, slots: NDArray[np.int64]) -> Logits:
         """The logits [B, W, V] of the codes of slots, host int64 [B, W], given the tokens before them."""
@@ -205,6 +202,6 @@ class KyutaiDepth:
 
     def take_over(self, tensors: list[Tensor]) -> None:
         """See `mmspec.decoding.kept_graphs.Reusable`; the inputs are those of an earlier frame until others come."""
-        self.inputs = tensors[:2]
+        self.inputs = tensors[0], tensors[1]
         with torch.inference_mode():  # the tensors were made in it
             self._cache.take_over(tensors[2:])

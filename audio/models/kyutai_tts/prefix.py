@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.models.kyutai_tts.model import KyutaiConfig
-from mmspec.sampling.rows import put_host_rows
 
 ABSENT = -1  # an id whose embedding is zero
 
@@ -30,6 +29,8 @@ class Prefixes:
     Attributes:
         lengths: P, host int64 [B].
     """
+
+    ROWS = ("_codes", "lengths")
 
     def __init__(self, config: KyutaiConfig, prefixes: Sequence[Tensor], codebooks: int) -> None:
         self._config = config
@@ -63,15 +64,6 @@ class Prefixes:
         first = torch.tensor([self._config.text_card, *[self._config.card] * self._config.codebooks])
         columns = F.pad(codes, (1, 0), value=ABSENT)
         return [torch.cat([first[None], own[:count]]) for own, count in zip(columns, self.lengths, strict=True)]
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows only."""
-        self._codes, self.lengths = self._codes[row_ids], self.lengths[row_ids]
-
-    def join(self, other: Prefixes, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`."""
-        self._codes = put_host_rows(self._codes, other._codes, row_ids)
-        self.lengths = put_host_rows(self.lengths, other.lengths, row_ids)
 
 
 def read_codes(codes: Tensor, positions: Tensor, config: KyutaiConfig) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 from mmspec.audio.models.magnet.model import MagnetTransformer
 from mmspec.decoding.batch import BatchState
 from mmspec.errors import ModelError
-from mmspec.sampling.rows import put_rows
 
 
 class MagnetBlocks:
@@ -28,6 +27,8 @@ class MagnetBlocks:
         delays: The delay of each codebook, in columns.
         frames: Frames of the audio, T.
     """
+
+    ROWS = ("_text", "_mask")
 
     def __init__(
         self, model: MagnetTransformer, states: Tensor, mask: Tensor, delays: Sequence[int], frames: int
@@ -58,13 +59,6 @@ class MagnetBlocks:
         row = torch.arange(len(length), device=device)[:, None]
         heads = self._model.linears
         return torch.stack([head(hidden[row, k, index[..., k]]) for k, head in enumerate(heads)], dim=2).float()
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._text, self._mask = self._text[row_ids], self._mask[row_ids]
-
-    def join(self, other: MagnetBlocks, row_ids: Sequence[int]) -> None:
-        self._text = put_rows(self._text, other._text, row_ids)
-        self._mask = put_rows(self._mask, other._mask, row_ids)
 
 
 def check_magnet(model: MagnetTransformer, codebooks: int, codes: int, text_dim: int) -> None:

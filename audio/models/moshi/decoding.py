@@ -56,6 +56,9 @@ class MoshiFrames:
         length: Frames to generate.
     """
 
+    ROWS = ("_target", "_length", "_pattern", "_user_pattern", "_silence")
+    SAME = None
+
     def __init__(
         self,
         model: Any,
@@ -105,12 +108,6 @@ class MoshiFrames:
         """The last hidden state [B, D]."""
         return self._target.features()[:, -1]
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._target.select_rows(row_ids)
-        self._length = self._length[row_ids]
-        self._pattern, self._user_pattern = self._pattern[row_ids], self._user_pattern[row_ids]
-        self._silence = self._silence[row_ids]
-
 
 class MoshiDepth:
     """The depth decoder as a target of the codes of one frame: a `mmspec.audio.depth.captured_depth.CapturableDepth`.
@@ -131,6 +128,8 @@ class MoshiDepth:
         inputs: What a frame begins with, by row: the hidden state and the text token.
     """
 
+    ROWS = ("inputs", "_codes")
+
     prompt_slots = 1
     cfg_factor = 1
 
@@ -138,7 +137,7 @@ class MoshiDepth:
         self.vocab_size = int(decoder.config.audio_vocab_size)
         self.device = hidden.device
         self.start = start
-        self.inputs = [hidden, first]
+        self.inputs: tuple[Tensor, ...] = (hidden, first)
         self._decoder, self._window = decoder, window
         self._codebooks = int(decoder.config.num_codebooks)
         self._codes = torch.zeros(len(first), self._codebooks + window + 1, dtype=torch.int64, device=hidden.device)
@@ -177,10 +176,6 @@ class MoshiDepth:
         bias = hidden.new_zeros(1, 1, 1, number + 1)
         return decoder.lm_heads(self._layers(hidden, bias, index, self._cache), index)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self.inputs = [each[row_ids] for each in self.inputs]
-        self._codes = self._codes[row_ids]
-
     @property
     def rows(self) -> int:
         """B."""
@@ -206,7 +201,8 @@ class MoshiDepth:
 
     def take_over(self, tensors: list[Tensor]) -> None:
         """See `mmspec.decoding.kept_graphs.Reusable`; the inputs are those of an earlier frame until others come."""
-        *self.inputs, self._codes = tensors[:3]
+        hidden, first, self._codes = tensors[:3]
+        self.inputs = hidden, first
         with torch.inference_mode():  # the tensors were made in it
             self._cache.take_over(tensors[3:])
 

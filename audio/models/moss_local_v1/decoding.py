@@ -19,7 +19,6 @@ from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rows import put_rows
 
 FRAME, END = 0, 1  # decisions: a frame comes, the row ends
 TEXT_TEMPERATURE = 1.5  # of decisions, in the original
@@ -39,6 +38,9 @@ class LocalV1Frames(DepthFrames):
             the original does.
         penalty: The repetition penalty of codes (Keskar et al. 2019); 1 is none.
     """
+
+    ROWS = (*DepthFrames.ROWS, "_seen")
+    SAME = (*DepthFrames.SAME, "_penalty")
 
     def __init__(
         self,
@@ -74,20 +76,6 @@ class LocalV1Frames(DepthFrames):
     def _depth(self, hidden: Tensor, first: Tensor, start: int, window: int) -> DepthTarget:
         return PenalizedDepth(self._decoder, hidden, first, start, window, self._seen, self._penalty)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        super().select_rows(row_ids)
-        self._seen = self._seen[row_ids]
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: also, their penalty is the same."""
-        return isinstance(other, LocalV1Frames) and other._penalty == self._penalty and super().can_join(other)
-
-    def join(self, other: DepthFrames, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`."""
-        assert isinstance(other, LocalV1Frames)
-        super().join(other, row_ids)
-        self._seen = put_rows(self._seen, other._seen, row_ids)
-
 
 class PenalizedDepth(DepthTarget):
     """The codes of one frame, with a penalty on those that their codebooks had before.
@@ -113,7 +101,7 @@ class PenalizedDepth(DepthTarget):
         penalty: float,
     ) -> None:
         super().__init__(decoder, hidden, first, start, window)
-        self.inputs.append(seen)
+        self.inputs = (*self.inputs, seen)
         self._penalty = penalty
 
     def read(

@@ -201,6 +201,8 @@ class MossTarget(HistoryTarget):
         text_temperature: The temperature of tokens of text.
     """
 
+    SAME = ("_sampling", "_text_temperature")
+
     def __init__(
         self,
         inner: CausalTarget | CUDAGraphTarget,
@@ -212,14 +214,6 @@ class MossTarget(HistoryTarget):
         self._sampling, self._text_temperature = sampling, text_temperature
         self._cells = history.cells
         self._by_columns: dict[tuple[int, bool], tuple[Settings, Tensor]] = {}
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: they are sampled with the same parameters."""
-        return (
-            isinstance(other, MossTarget)
-            and (other._sampling, other._text_temperature) == (self._sampling, self._text_temperature)
-            and super().can_join(other)
-        )
 
     def _rule(self) -> EndRule:
         # Cell 0 waits for the last codebook; codebook k is padding after the k-th column, and before its first frame.

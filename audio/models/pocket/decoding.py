@@ -28,7 +28,7 @@ from mmspec.decoding.step import OnStep, Watch
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.rows import put_rows
+from mmspec.sampling.rows import PerRow
 from mmspec.sampling.seeds import row_seeds
 
 # What is read of a processor's outputs.
@@ -83,6 +83,11 @@ class PocketTarget:
         layers: Run only the first `layers` layers; None runs all.
     """
 
+    ROWS = (
+        "_runner", "_length", PerRow("_visible", fill=True), "_positions", "_after", "_scale", "_prompt",
+    )  # fmt: skip
+    SAME = ("_model", "_layers")
+
     vocab_size = 0
 
     def __init__(
@@ -122,28 +127,10 @@ class PocketTarget:
         embeds = self._model.model.embed_audio_latents(latents)
         return self._logits(self._read(embeds, self._length + torch.from_numpy(at).to(self.device)), marks)
 
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._runner.select_rows(row_ids, self.device)
-        for name in ("_length", "_visible", "_positions", "_after", "_scale"):
-            setattr(self, name, getattr(self, name)[row_ids])
-        if self._prompt is not None:
-            self._prompt = {name: None if part is None else part[row_ids] for name, part in self._prompt.items()}
-
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache."""
         return self._runner.cache_bytes
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: it runs as many layers of the same model."""
-        return isinstance(other, PocketTarget) and other._model is self._model and other._layers == self._layers
-
-    def join(self, other: PocketTarget, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
-        self._runner.join(other._runner, row_ids)
-        self._visible = put_rows(self._visible, other._visible, row_ids, fill=True)
-        for name in ("_length", "_positions", "_after", "_scale"):
-            setattr(self, name, put_rows(getattr(self, name), getattr(other, name), row_ids))
 
     def _read(self, embeds: Tensor, start: Tensor) -> Tensor:
         slots = start[:, None] + torch.arange(embeds.shape[1], device=self.device)

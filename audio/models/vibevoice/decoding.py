@@ -97,6 +97,10 @@ class VibeVoiceTarget:
         layers: Run only the first `layers` layers of the language model; None runs all.
     """
 
+    ROWS = (
+        "_runner", "_uncond_runner", "_decoder_cache", "_encoder_cache", "_visible", "_positions", "_kinds", "_embeds",
+    )  # fmt: skip
+
     vocab_size = 0
 
     def __init__(
@@ -135,19 +139,6 @@ class VibeVoiceTarget:
         cond = self._read(embeds, self._length + torch.from_numpy(at).to(self.device))
         slots, positions, visible = self._unconditional(at, width)
         return Logits(cond, self._uncond_runner.read(embeds, slots, positions, visible))
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        for runner in (self._runner, self._uncond_runner):
-            runner.select_rows(row_ids, self.device)
-        for cache in (self._decoder_cache, self._encoder_cache):
-            cache.select_rows(row_ids)
-        self._visible, self._positions, self._kinds = (
-            self._visible[row_ids],
-            self._positions[row_ids],
-            self._kinds[row_ids],
-        )
-        if self._embeds is not None:
-            self._embeds = self._embeds[row_ids]
 
     def _read(self, embeds: Tensor, start: Tensor) -> Tensor:
         slots = start[:, None] + torch.arange(embeds.shape[1], device=self.device)

@@ -283,7 +283,7 @@ function wire(section, model, make, ask) {
       if (form.elements.compare.checked) verdict(section, mineFast, await one(plain, "plain"));
       section.querySelector(".replay")?.removeAttribute("hidden");
     } catch (error) {
-      if (error.name !== "AbortError") { fault.textContent = error.message; fault.hidden = false; }
+      if (error.name !== "AbortError") { fault.textContent = error.message; fault.hidden = false; fault.scrollIntoView({ block: "nearest" }); }
     } finally {
       if (running === mine) { stop.disabled = true; section.setAttribute("aria-busy", "false"); running = null; }
     }

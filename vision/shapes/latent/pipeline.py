@@ -52,12 +52,11 @@ class LatentTarget(LlamaGenTarget):
         *args: Those of `LlamaGenTarget`.
     """
 
+    SAME = (*LlamaGenTarget.SAME, "_settings")
+
     def __init__(self, settings: Hashable, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._settings = settings
-
-    def can_join(self, other: object) -> bool:
-        return isinstance(other, LatentTarget) and other._settings == self._settings and super().can_join(other)
 
 
 class LatentShapes(StreamsImages, ModelPipeline):
