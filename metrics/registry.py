@@ -10,13 +10,14 @@
 | `dpg` | images | DPG-Bench: share of a prompt's statements shown, by a network that answers questions |
 | `geneval`, `geneval@TASK` | images | GenEval: share of prompts whose objects, counts, colors and places are right |
 | `diversity@X` | both | mean distance between seeds of one prompt, over features of X |
-| `dnsmos` | speech | DNSMOS (overall), needs the extra of that name, which holds the weights |
+| `dnsmos`, `distillmos` | speech | DNSMOS (overall) and DistillMOS, need their extras, which hold the weights |
 | `utmos` | speech | UTMOS22 (strong), needs its weights |
 | `cmmd` | images | CMMD to the reference, needs weights of CLIP |
 | `fid`, `kid`, `is` | images | the standard definitions, need weights of Inception |
 | `wer`, `cer` | speech | word and character error rate by Whisper; `wer@spoken` by the embedded recognizer |
 | `wer-basic`, `cer-basic` | speech | the same of languages other than English |
 | `speaker` | speech | cosine of WavLM's voice embeddings to the reference recording of the prompt, or the only one |
+| `speaker@resemblyzer` | speech | the same by Resemblyzer, needs the extra of that name, which holds the weights |
 | `mcd` | audio | mel-cepstral distortion to the reference recording of the same prompt; needs no weights |
 | `stft` | audio | multi-resolution STFT distance to a reference recording of the same length; needs no weights |
 | `clap` | audio | CLAP score, needs weights of CLAP |
@@ -72,7 +73,9 @@ METRICS: Mapping[str, str] = {
     "cer-basic": "mmspec.metrics.audio.word_error_rate:CER_BASIC",
     "cer@EXTRACTOR": "mmspec.metrics.audio.word_error_rate:CharacterErrorRate",
     "speaker": "mmspec.metrics.audio.speaker:SPEAKER",
-    "dnsmos": "mmspec.metrics.audio.dnsmos:DNSMOS",
+    "speaker@EXTRACTOR": "mmspec.metrics.audio.speaker:speaker_by",
+    "dnsmos": "mmspec.metrics.audio.packaged:DNSMOS",
+    "distillmos": "mmspec.metrics.audio.packaged:DISTILLMOS",
     "utmos": "mmspec.metrics.audio.utmos:UTMOS",
     "mcd": "mmspec.metrics.audio.cepstrum:MCD",
     "stft": "mmspec.metrics.audio.stft_distance:STFT",

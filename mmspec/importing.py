@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from mmspec.errors import PluginError
+from mmspec.errors import ArgumentError, PluginError
 
 
 def resolve(where: Any) -> Any:
@@ -30,6 +32,23 @@ def resolve(where: Any) -> Any:
         reason = " ".join(str(error).split())
         raise PluginError(f"plug-in {where!r} cannot be loaded: {type(error).__name__}: {reason}") from error
     return found
+
+
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """Imports of the packages of an extra inside the context.
+
+    Args:
+        name: The extra's name in pyproject.toml.
+        what: What needs it, for the message.
+
+    Raises:
+        ArgumentError: If an import fails.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ArgumentError(f"{what} needs another package; {install_extra(name)} ({error})") from None
 
 
 def install_extra(extras: str) -> str:

@@ -19,7 +19,7 @@ from mmspec.decoding.target import cache_bytes
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import advanced, on_device, uploaded, window_positions
-from mmspec.sampling.rows import PerRow, Rows
+from mmspec.sampling.rows import PerRow, RowNames
 
 
 class DepthFrames:
@@ -44,7 +44,7 @@ class DepthFrames:
         device: Where its tensors are.
     """
 
-    ROWS: ClassVar[Rows] = ("_target", "_length", PerRow("_firsts", fill=-1))
+    ROWS: ClassVar[RowNames] = ("_target", "_length", PerRow("_firsts", fill=-1))
     SAME: ClassVar[tuple[str, ...]] = ("_backbone.decoder", "_processors")
 
     def __init__(

@@ -17,7 +17,7 @@ from mmspec.hf.causal_target import CausalTarget
 from mmspec.kernels.backend import choose
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device, uploaded, window_positions
-from mmspec.sampling.rows import Rows
+from mmspec.sampling.rows import RowNames
 
 
 class HistoryTarget(ABC):
@@ -31,7 +31,7 @@ class HistoryTarget(ABC):
         history: The columns that it reads.
     """
 
-    ROWS: ClassVar[Rows] = ("_history", "_inner")
+    ROWS: ClassVar[RowNames] = ("_history", "_inner")
     SAME: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, inner: CausalTarget | CUDAGraphTarget, history: ColumnHistory) -> None:

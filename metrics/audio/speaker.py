@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.estimate import Estimate
+from mmspec.metrics.extractors.registry import VOICE_ENCODERS
 from mmspec.metrics.features import Features, as_features, check_same_width, unit_length
 from mmspec.metrics.gaussian import Gaussian
 from mmspec.metrics.metric import FeatureMetric, Groups, Rows, pair_references, resample_mean
@@ -47,6 +48,20 @@ class SpeakerSimilarity(FeatureMetric):
     def measure(self, rows: Rows, reference: Reference, groups: Groups = None) -> Estimate:
         voices = pair_references(self.name, list(self._features_of(reference)), len(rows))
         return resample_mean(speaker_similarity(np.stack(rows), np.stack(voices)), groups)
+
+
+def speaker_by(extractor: str) -> SpeakerSimilarity:
+    """The metric `speaker@EXTRACTOR`.
+
+    Args:
+        extractor: The extractor's name.
+
+    Raises:
+        UnknownNameError: If it embeds no voices.
+    """
+    if extractor not in VOICE_ENCODERS:
+        raise unknown_name("extractor", extractor, VOICE_ENCODERS)
+    return SpeakerSimilarity(f"speaker@{extractor}", extractor)
 
 
 SPEAKER = SpeakerSimilarity("speaker", "wavlm")

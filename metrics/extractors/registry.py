@@ -21,6 +21,7 @@ EXTRACTORS: Mapping[str, str] = {
     "pickscore": "mmspec.metrics.extractors.preference:pickscore",
     "imagereward": "mmspec.metrics.extractors.image_reward:ImageReward",
     "hpsv3": "mmspec.metrics.extractors.hpsv3:HPSv3",
+    "resemblyzer": "mmspec.metrics.extractors.resemblyzer:ResemblyzerExtractor",
     "utmos": "mmspec.metrics.extractors.utmos:UTMOS",
     "detector": "mmspec.metrics.extractors.detector:ObjectDetector",
     "spoken": "mmspec.metrics.extractors.spoken:load",
@@ -28,9 +29,10 @@ EXTRACTORS: Mapping[str, str] = {
 """Name -> "module:function" of (weights, device)."""
 
 SPEECH_RECOGNIZERS = ("whisper", "spoken")
-AUDIO_EXTRACTORS = ("clap", "wavlm", "utmos", *SPEECH_RECOGNIZERS)
+VOICE_ENCODERS = ("wavlm", "resemblyzer")
+AUDIO_EXTRACTORS = ("clap", "utmos", *VOICE_ENCODERS, *SPEECH_RECOGNIZERS)
 CAPTION_READERS = ("shapes", "scenes")
-EMBEDDED = (*CAPTION_READERS, "spoken")  # their weights ship with mmspec
+WITH_WEIGHTS = (*CAPTION_READERS, "spoken", "resemblyzer")  # their weights ship with mmspec, or with their package
 
 
 def check_extractor(name: str, weights: Mapping[str, str]) -> None:
@@ -38,7 +40,7 @@ def check_extractor(name: str, weights: Mapping[str, str]) -> None:
 
     Args:
         name: The extractor's name.
-        weights: For each extractor, the folder, file or Hub id to load; those of `EMBEDDED` need none.
+        weights: For each extractor, the folder, file or Hub id to load; those of `WITH_WEIGHTS` need none.
 
     Raises:
         UnknownNameError: If there is no extractor of that name.
@@ -46,7 +48,7 @@ def check_extractor(name: str, weights: Mapping[str, str]) -> None:
     """
     if name not in EXTRACTORS:
         raise unknown_name("extractor", name, EXTRACTORS)
-    if name not in EMBEDDED and not weights.get(name):
+    if name not in WITH_WEIGHTS and not weights.get(name):
         kind = "the weights file" if name == "inception" else "a folder or Hub id"
         raise ArgumentError(f"extractor {name!r} needs weights; name {kind} with --{name}")
 

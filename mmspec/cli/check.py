@@ -159,7 +159,9 @@ def report_model(
     own = parse(configured_recipe(pipe))
     chosen = recipes or list(dict.fromkeys([own, *map(parse, USEFUL)], None))
     dtype = dtype_of(pipe)
-    facts = {**environment(), "device": options.device, "dtype": str(dtype).removeprefix("torch.")}
+    found = environment()
+    card = f" ({found['device']})" if options.device.startswith("cuda") else ""
+    facts = {**found, "device": options.device + card, "dtype": str(dtype).removeprefix("torch.")}
     report = check_model(
         subject_of(pipe, prompt, options.tokens),
         model,

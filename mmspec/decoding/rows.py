@@ -31,7 +31,7 @@ from mmspec.decoding.quantized_cache import QuantizedStore
 from mmspec.errors import PluginError
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import cfg_rows
-from mmspec.sampling.rows import PerRow, Rows, put_host_rows
+from mmspec.sampling.rows import PerRow, RowNames, put_host_rows
 
 if TYPE_CHECKING:
     from mmspec.decoding.batch import BatchState
@@ -47,7 +47,7 @@ class HoldsRows(Protocol):
             attributes. None if no rows can, which is the default of targets.
     """
 
-    ROWS: ClassVar[Rows]
+    ROWS: ClassVar[RowNames]
     COUNTS: ClassVar[tuple[str, ...]]
     SAME: ClassVar[tuple[str, ...] | None]
 

@@ -32,7 +32,7 @@ from mmspec.hf.prompt_slots import at_places, extended, positions_by_slot
 from mmspec.hf.slot_cache import SlotCache, SlotCopies
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import copied
-from mmspec.sampling.rows import PerRow, Rows
+from mmspec.sampling.rows import PerRow, RowNames
 from mmspec.sampling.tree import Tree
 
 
@@ -102,7 +102,7 @@ class CausalTarget:
         ArgumentError: If the model computes attention with a kernel that takes no masks.
     """
 
-    ROWS: ClassVar[Rows] = (
+    ROWS: ClassVar[RowNames] = (
         "_cache", PerRow("_visible", fill=True), PerRow("_positions", dim=1), "_embeds", "_prompt", "_first_slots",
         "_added", PerRow("_features", latest=True), PerRow("_layer_features", latest=True),
     )  # fmt: skip

@@ -12,7 +12,7 @@ class Logits(NamedTuple):
     """Raw logits of one window: `cond` [B, W, V], and `uncond` of the same shape with guidance, else None."""
 
     cond: Tensor
-    uncond: Tensor | None
+    uncond: Tensor | None = None
 
 
 def cfg_rows(row_ids: list[int], count: int, guided: bool, device: torch.device) -> Tensor:

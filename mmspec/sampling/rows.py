@@ -29,7 +29,7 @@ class PerRow:
     latest: bool = False
 
 
-Rows = tuple[str | PerRow, ...]
+RowNames = tuple[str | PerRow, ...]
 
 
 def put_rows(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rows import PerRow
+from mmspec.sampling.rows import PerRow, RowNames
 from mmspec.sampling.tree import Tree
 
 FEATURES = 16  # width of the features of `ToyTarget`, and its largest vocabulary where features are used
@@ -65,7 +66,7 @@ class ToyTarget:
             of up to M tokens, or N - 1.
     """
 
-    ROWS = ("_number", PerRow("_features", latest=True), PerRow("_layer_features", latest=True))
+    ROWS: ClassVar[RowNames] = ("_number", PerRow("_features", latest=True), PerRow("_layer_features", latest=True))
     SAME = ("_sides",)
 
     forces_firsts = False

@@ -26,10 +26,10 @@ import mmspec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.style import Style
 from mmspec.cli.app import main
-from mmspec.cli.model_check.checks import ModelReport, check_kernels, check_model
+from mmspec.cli.model_check.checks import ModelReport, check_kernels, check_model, compare_greedy
 from mmspec.cli.model_check.page import as_json, page
 from mmspec.cli.model_check.samples import compare_samples, detectable
-from mmspec.cli.model_check.subject import subject_of
+from mmspec.cli.model_check.subject import Made, subject_of
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
@@ -166,6 +166,36 @@ def test_kernels_are_compared_with_eager_torch(monkeypatch: pytest.MonkeyPatch) 
     assert "MMSPEC_KERNELS" not in os.environ
     (check,) = check_kernels(subject, [parse("scd:window=4")], "cpu", torch.float32)
     assert check.status == "not checked"
+
+
+@pytest.mark.parametrize("kind", ["imagegpt", "flat"])
+def test_on_a_device_every_cell_of_the_page_is_filled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The weights stay on the CPU, where the kernels of the other call are the same.
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    pipe = PIPELINES[kind]()
+    if hasattr(pipe, "set_progress_bar_config"):
+        pipe.set_progress_bar_config(disable=True)
+    report = check_model(
+        subject_of(pipe, PROMPTS.get(kind, "one two"), 12), "tiny", "one two", {"device": "cuda (A Card)"},
+        [parse(recipe) for recipe in RECIPES], 16, 1, "cuda", torch.float32, lambda name: None,
+    )  # fmt: skip
+    assert {check.status for check in report.checks} == {"passed"} and not report.refused
+    assert sum("eager torch" in check.name for check in report.checks) == 1 + len(RECIPES)
+    assert all(speed.calls for speed in report.speeds) and "| - |" not in page(report)
+
+
+def test_a_near_tie_of_a_pipeline_is_told_from_a_mistake() -> None:
+    """Rounding may exchange tokens that are nearly as likely; the check says how near they are."""
+    subject = subject_of(PIPELINES["llamagen"](), "7", 12)
+    made = subject.ours(parse("plain"), greedy=True, rows=1, seed=0)
+    prompted = subject.target(1, 1)
+    assert prompted is not None
+    z = prompted.target.prefill().cond[0, 0].detach()
+    second = Made(made.tokens.clone())
+    second.tokens[0, 0] = z.topk(2).indices[1]
+    found = compare_greedy(subject, "x", second, made, torch.float32)
+    gap = float(z.topk(2).values.diff().abs())
+    assert found.status == "FAILED" and f"differ by {gap:.2g}," in found.detail
 
 
 def test_the_command_checks_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

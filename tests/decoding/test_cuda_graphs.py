@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from batch_runs import run
+from batch_states import batch_states
 
 from mmspec.decoding import cuda_graphs, kept_graphs
 from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget
 from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.rows import select_rows
+from mmspec.decoding.rows import join_rows, select_rows
 from mmspec.decoding.target import EarlyExit
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
@@ -235,7 +236,7 @@ def test_rows_with_another_padding_join_only_new_graphs(device: torch.device) ->
             ours, ids = target(mask), [0, 1]
             graphs = ours._graphs
             assert graphs.has_calls
-            ours.join(target(padded), ids)
+            join_rows(ours, target(padded), ids, *batch_states(2, 2))
             assert (ours._graphs is not graphs) == new
 
 

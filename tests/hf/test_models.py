@@ -166,7 +166,7 @@ def wrong_uncond_mask(patch: pytest.MonkeyPatch) -> None:
 
     def open_mask(self: CausalTarget, *given: Any) -> None:
         init(self, *given)
-        self._visible[self._rows :] = True
+        self._visible[self.rows :] = True
 
     patch.setattr(CausalTarget, "__init__", open_mask)
 

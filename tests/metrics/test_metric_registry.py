@@ -45,6 +45,7 @@ EXPECTED = {
     "geneval@counting": ("image", "detector", False, True, True, 2),
     "diversity@shapes": ("image", "shapes", False, True, True, 4),
     "dnsmos": ("audio", "", False, False, True, 2),
+    "distillmos": ("audio", "", False, False, True, 2),
     "utmos": ("audio", "utmos", False, False, True, 2),
     "fid": ("image", "inception", True, False, False, 4),
     "kid": ("image", "inception", True, False, False, 4),
@@ -62,6 +63,7 @@ EXPECTED = {
     "wer@spoken": ("audio", "spoken", False, True, False, 2),
     "cer@spoken": ("audio", "spoken", False, True, False, 2),
     "speaker": ("audio", "wavlm", True, False, True, 2),
+    "speaker@resemblyzer": ("audio", "resemblyzer", True, False, True, 2),
     "clap": ("audio", "clap", False, True, True, 2),
     "logmel": ("audio", "", True, False, False, 4),
     "mcd": ("audio", "", True, False, False, 2),
@@ -97,6 +99,7 @@ def test_every_name_of_the_table_is_tried() -> None:
         ("fd@EXTRACTOR", "unknown extractor 'EXTRACTOR'"),
         ("kd@clop", "unknown extractor 'clop' (did you mean 'clip'?)"),
         ("wer@clap", "unknown extractor 'clap'; known: spoken, whisper"),
+        ("speaker@clap", "unknown extractor 'clap'; known: resemblyzer, wavlm"),
     ],
 )
 def test_unknown_names_raise(name: str, message: str) -> None:

@@ -29,7 +29,7 @@ from transformers.models.mask2former import modeling_mask2former
 
 from mmspec.cli.eval import resolve
 from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
-from mmspec.metrics.audio.dnsmos import DNSMOS
+from mmspec.metrics.audio.packaged import DISTILLMOS, DNSMOS, PackagedScore
 from mmspec.metrics.audio.utmos import UTMOS as UTMOS_METRIC
 from mmspec.metrics.evaluation.evaluate import check
 from mmspec.metrics.extractors.audio import Waveform
@@ -37,6 +37,7 @@ from mmspec.metrics.extractors.detector import Detection, ObjectDetector
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.preference import hpsv2, pickscore
 from mmspec.metrics.extractors.questions import VisualQuestions
+from mmspec.metrics.extractors.registry import load_extractor
 from mmspec.metrics.extractors.utmos import UTMOS
 from mmspec.metrics.image.diversity import Diversity
 from mmspec.metrics.image.dpg import DPG, Judge, read_questions
@@ -311,22 +312,60 @@ def test_diversity_is_the_mean_distance_within_prompts() -> None:
         metric.measure([np.array([float(i), 0.0]) for i in range(4)], None)
 
 
-def test_dnsmos_reads_waveforms_at_16_khz(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    package, module = ModuleType("speechmos"), ModuleType("speechmos.dnsmos")
+class Package(ModuleType):
+    """Packages that hold their weights, in miniature; they keep what they are called with."""
 
-    def run(wave: Any, sr: int) -> dict[str, float]:
-        seen.append((wave.shape, wave.dtype, sr, float(np.abs(wave).max())))
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.dnsmos = self
+        self.seen: list[Any] = []
+
+    def run(self, wave: Any, sr: int) -> dict[str, float]:
+        self.seen.append((wave.shape, wave.dtype, sr, float(np.abs(wave).max())))
         return {"ovrl_mos": 3.0, "sig_mos": 4.0}
 
-    module.run = run  # type: ignore[attr-defined]
-    package.dnsmos = module  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "speechmos", package)
-    monkeypatch.setitem(sys.modules, "speechmos.dnsmos", module)
-    wave = Waveform(1.5 * np.ones(8000), 8000)
-    batch = SampleBatch([Path("a.wav")], audio=[wave])
-    assert DNSMOS.scores(batch, DNSMOS.load_extractor({}, "cpu")) == pytest.approx([3.0])
-    assert seen[1][1:3] == (np.float32, 16000) and seen[1][3] <= 1 and abs(seen[1][0][0] - 16000) <= 1
-    monkeypatch.setitem(sys.modules, "speechmos", None)
-    with pytest.raises(ArgumentError, match=r"pip install '\.\[dnsmos\]'"):
-        DNSMOS.load_extractor({}, "cpu")
+    def ConvTransformerSQAModel(self) -> torch.nn.Module:
+        print("weights loaded")
+        package = self
+
+        class Network(torch.nn.Module):
+            def forward(self, waves: torch.Tensor) -> torch.Tensor:
+                package.run(waves[0].numpy(), 16000)
+                return torch.tensor([3.0])
+
+        return Network()
+
+
+@pytest.mark.parametrize(("metric", "package"), [(DNSMOS, "speechmos"), (DISTILLMOS, "distillmos")])
+def test_scores_of_packages_read_waveforms_at_16_khz(
+    metric: PackagedScore, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = Package(package)
+    monkeypatch.setitem(sys.modules, package, module)
+    batch = SampleBatch([Path("a.wav")], audio=[Waveform(1.5 * np.ones(8000), 8000)])
+    assert metric.scores(batch, metric.load_extractor({}, "cpu")) == pytest.approx([3.0])
+    shape, dtype, rate, peak = module.seen[-1]
+    assert dtype == np.float32 and rate == 16000 and peak <= 1 and abs(shape[0] - 16000) <= 1
+    assert not capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ArgumentError, match=rf"metric '{metric.name}' needs .*pip install '\.\[{metric.name}\]'"):
+        metric.load_extractor({}, "cpu")
+
+
+def test_voices_of_a_package_are_prepared_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class VoiceEncoder(torch.nn.Linear):
+        def __init__(self, device: str, verbose: bool) -> None:
+            super().__init__(1, 1)
+
+        def embed_utterance(self, wave: Any) -> Any:
+            return np.array([len(wave), np.abs(wave).max()], dtype=np.float32)
+
+    module = ModuleType("resemblyzer")
+    module.VoiceEncoder, module.preprocess_wav = VoiceEncoder, lambda wave: wave[:100]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "resemblyzer", module)
+    audio = [Waveform(np.full(8000, level), 8000) for level in (1.5, 0.0)]
+    found = load_extractor("resemblyzer", {})(audio)
+    assert found.dtype == np.float64 and found[0].tolist() == [100, 1] and found[1, 0] == pytest.approx(16000, abs=1)
+    monkeypatch.setitem(sys.modules, "resemblyzer", None)
+    with pytest.raises(ArgumentError, match=r"extractor 'resemblyzer' needs .*pip install '\.\[resemblyzer\]'"):
+        load_extractor("resemblyzer", {})

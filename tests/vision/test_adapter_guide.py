@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 import tomllib
@@ -84,6 +85,15 @@ def test_the_plugin_loads_by_name(plugin: ModuleType, tmp_path: Path, capsys: py
     with Image.open(capsys.readouterr().out.split()[0]) as image:
         assert image.size == (4, 4)
     assert main(["ls", "models"]) == 0 and "raster" in capsys.readouterr().out
+
+
+def test_the_page_of_the_plugin_is_whole(plugin: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "-m", "raster", "--prompt", "3", "--rows", "16", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    unchecked = [check["name"] for check in found["checks"] if check["status"] != "passed"]
+    assert unchecked == ["kernels and CUDA graphs = eager torch"]  # on a CPU
+    calls = {speed["name"]: speed["calls"] for speed in found["speeds"]}
+    assert calls["plain"] == calls["own generate"] == 16 and calls["scd"] < 16
 
 
 @pytest.mark.parametrize("guided", [False, True])

@@ -21,7 +21,7 @@ from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.mirrored import copied
-from mmspec.sampling.rows import PerRow, Rows
+from mmspec.sampling.rows import PerRow, RowNames
 from mmspec.sampling.tree import Tree
 from mmspec.vision.llamagen.fused_layers import can_fuse, fused_features
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer, Span, padding_bias
@@ -48,7 +48,7 @@ class LlamaGenTarget:
         layers: Layers that an early exit can choose from.
     """
 
-    ROWS: ClassVar[Rows] = (
+    ROWS: ClassVar[RowNames] = (
         "_cache",
         PerRow("_features", latest=True),
         PerRow("_layer_features", latest=True),

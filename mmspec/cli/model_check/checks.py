@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from mmspec.cli.model_check.samples import ALARM, compare_samples
-from mmspec.cli.model_check.subject import Made, Subject, possible
+from mmspec.cli.model_check.subject import Made, PromptedTarget, Subject, possible
 from mmspec.decoding.target import Target
 from mmspec.errors import MMSpecError
-from mmspec.hf.generate import GenerateJob
 from mmspec.recipes import Recipe, parse
 from mmspec.testing.adapters import check_windows
 
 Status = Literal["passed", "FAILED", "not checked"]
+OWN = "own generate"
 # Settings that turn kernels and CUDA graphs off.
 EAGER = {"MMSPEC_KERNELS": "torch", "MMSPEC_CUDA_GRAPHS": "off"}
 
@@ -47,8 +47,8 @@ class Speed:
     """The cost of generating one row, sampled.
 
     Attributes:
-        name: A recipe, or "own generate".
-        calls: Target calls; None of the model's own generate.
+        name: A recipe, or `OWN`.
+        calls: Calls of the model; None where its own generate calls only parts of it.
         seconds: The median of the repetitions.
     """
 
@@ -168,11 +168,11 @@ def compare_greedy(subject: Subject, name: str, made: Made, expected: Made, dtyp
         return Check(name, "FAILED", f"{made.tokens.shape[1]} tokens instead of {expected.tokens.shape[1]}")
     first = int(different[0])
     figures = f"the first {first} of {width} tokens are equal"
-    job = subject.job(1)
-    if job is None:
+    prompted = subject.target(1, 1)
+    if prompted is None:
         verdict: Status = "FAILED" if dtype == torch.float32 else "not checked"
         return Check(name, verdict, figures)
-    gap, spread = logit_gap(job, expected.tokens[0, : first + 1], int(made.tokens[0, first]))
+    gap, spread = logit_gap(prompted, expected.tokens[0, : first + 1], int(made.tokens[0, first]))
     allowed = tolerance(spread, dtype)
     verdict = "passed" if gap <= allowed else "FAILED"
     return Check(name, verdict, f"{figures}; the logits of the next differ by {gap:.2g}, {allowed:.2g} allowed")
@@ -187,23 +187,24 @@ def same(first: Tensor, second: Tensor, dtype: torch.dtype) -> bool:
     return bool(torch.equal(first, second))
 
 
-def logit_gap(job: GenerateJob, ids: Tensor, other: int) -> tuple[float, float]:
+def logit_gap(prompted: PromptedTarget, ids: Tensor, other: int) -> tuple[float, float]:
     """The difference between the logits of two candidates for one position, and the spread of all logits there.
 
     Args:
-        job: The call.
+        prompted: The model with its prompt.
         ids: The tokens up to the position, int64 [n]; the last one is the first candidate.
         other: The second candidate.
     """
-    target, tokens = job.target(job.plan, 1), (ids - job.plan.first_id).to(job.plan.backbone.device)
+    target = prompted.target
+    tokens = (ids - prompted.first_id).to(target.device)
     with torch.inference_mode():
         logits = target.prefill()
         for n in range(len(tokens) - 1):
             logits = target.forward(tokens[None, n : n + 1], np.array([n]))
     z = logits.cond[0, -1].float()
     if logits.uncond is not None:
-        z = torch.lerp(logits.uncond[0, -1].float(), z, float(job.sampling.guidance_scale))
-    gap = float((z[int(tokens[-1])] - z[other - job.plan.first_id]).abs())
+        z = torch.lerp(logits.uncond[0, -1].float(), z, prompted.guidance_scale)
+    gap = float((z[int(tokens[-1])] - z[other - prompted.first_id]).abs())
     return gap, spread_of(z)
 
 
@@ -223,10 +224,9 @@ def check_rollback(subject: Subject, dtype: torch.dtype) -> list[Check]:
     found = subject.target(1, 1)
     if found is None:
         return [Check(name, "not checked", "the target of this model is not made for single ids and a text prompt")]
-    target, length = found
     with torch.inference_mode():
-        spread = spread_of(target.prefill().cond.float())
-    length = min(length, 24)
+        spread = spread_of(found.target.prefill().cond.float())
+    length = min(found.length, 24)
     window = min(6, length - 2)
     if window < 2:
         return [Check(name, "not checked", f"sequences of {length} tokens are too short")]
@@ -234,7 +234,7 @@ def check_rollback(subject: Subject, dtype: torch.dtype) -> list[Check]:
     def make(rows: int, slack: int) -> Target:
         made = subject.target(rows, slack)
         assert made is not None
-        return made[0]
+        return made.target
 
     largest, allowed = check_windows(make, length, window, batch_size=2), tolerance(spread, dtype)
     verdict: Status = "passed" if largest <= allowed else "FAILED"
@@ -262,7 +262,7 @@ def check_samples(subject: Subject, recipes: Sequence[Recipe], rows: int) -> lis
         tokens = subject.ours(recipe, greedy=False, rows=rows, seed=index * rows).tokens
         result = compare_samples(tokens, references[against])
         if result is None:
-            checks.append(Check(name, "not checked", "all samples are equal"))
+            checks.append(Check(name, "not checked", "all samples are equal; more --tokens may differ"))
             continue
         detail = (
             f"p = {result.p:.4f} ({ALARM} or less fails) of {result.rows} rows at {result.positions} positions; a "
@@ -315,7 +315,7 @@ def measure_speed(subject: Subject, recipes: Sequence[Recipe], repetitions: int,
         for recipe in recipes
     }
     if subject.has_own:
-        ways["own generate"] = lambda seed: subject.own(greedy=False, rows=1, seed=seed)
+        ways[OWN] = lambda seed: subject.own(greedy=False, rows=1, seed=seed)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     calls: dict[str, list[int]] = {name: [] for name in ways}
     for seed in range(repetitions + 1):
@@ -326,7 +326,7 @@ def measure_speed(subject: Subject, recipes: Sequence[Recipe], repetitions: int,
                 seconds[name].append(clock(device) - start)
                 calls[name].append(made.calls)
     return [
-        Speed(name, None if name == "own generate" else round(statistics.median(calls[name])), statistics.median(taken))
+        Speed(name, round(statistics.median(calls[name])) or None, statistics.median(taken))
         for name, taken in seconds.items()
     ]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mmspec.cli.model_check.checks import ModelReport
+from mmspec.cli.model_check.checks import OWN, ModelReport
 
 SHOWN_IDS = 200
 
@@ -34,7 +34,10 @@ def page(report: ModelReport) -> str:
     lines = [
         f"# mmspec check: {cell(report.model)}: {verdict}",
         "",
-        *table(["", ""], [("class", report.kind), ("prompt", report.prompt), ("prompt ids", (ids or "none") + rest)]),
+        *table(
+            ["", ""],
+            [("class", report.kind), ("prompt", report.prompt or "none"), ("prompt ids", (ids or "none") + rest)],
+        ),
         "",
         *table(["", ""], list(report.facts.items())),
         "",
@@ -47,7 +50,7 @@ def page(report: ModelReport) -> str:
     ]
     if report.speeds:
         base = next(speed.seconds for speed in report.speeds)
-        own = next((speed.seconds for speed in report.speeds if speed.calls is None), None)
+        own = next((speed.seconds for speed in report.speeds if speed.name == OWN), None)
         head = ["", "target calls", "seconds", "over plain", *([] if own is None else ["over own generate"])]
         rows = []
         for speed in report.speeds:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.generation import GenerationMixin
 
 from mmspec.audio.models.vibevoice.speech import VibeVoiceAdapter
@@ -16,7 +19,7 @@ from mmspec.batching.request import PreparedRows
 from mmspec.decoding.step import Step
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError
-from mmspec.hf.generate import GenerateJob, captured_job, generate
+from mmspec.hf.generate import captured_job, generate
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.image_adapter import Components
@@ -32,11 +35,28 @@ class Made:
 
     Attributes:
         tokens: int64 [rows, n], or audio float32 where a model's own generate returns no tokens.
-        calls: Target calls; 0 of a model's own generate.
+        calls: Target calls; 0 where a model's own generate calls only parts of it.
     """
 
     tokens: Tensor
     calls: int = 0
+
+
+@dataclass(frozen=True)
+class PromptedTarget:
+    """A target with the prompt in all rows.
+
+    Attributes:
+        target: The target.
+        length: Tokens of a sequence.
+        first_id: The id, in `Made.tokens`, of the target's token 0.
+        guidance_scale: That of a greedy call.
+    """
+
+    target: Target
+    length: int
+    first_id: int = 0
+    guidance_scale: float = 1.0
 
 
 class Subject(Protocol):
@@ -69,12 +89,8 @@ class Subject(Protocol):
         """
         ...
 
-    def job(self, rows: int) -> GenerateJob | None:
-        """The call of `generate`, ready to be decoded; None for models whose tokens are not single ids."""
-        ...
-
-    def target(self, rows: int, slack: int) -> tuple[Target, int] | None:
-        """The target of the model with the prompt in all rows, and its length N; None if its tokens are not single ids.
+    def target(self, rows: int, slack: int) -> PromptedTarget | None:
+        """The target of the model with the prompt in all rows; None if its tokens are not single ids.
 
         Args:
             rows: Rows of the batch.
@@ -121,8 +137,9 @@ class GenerateSubject:
 
     def own(self, greedy: bool, rows: int, seed: int) -> Made:
         torch.manual_seed(seed)
-        out = self.model.generate(**self.inputs(rows), **self._settings(greedy), **(self.own_only or {}))
-        return Made(self._new(out))
+        with counted(self.model) as calls:
+            out = self.model.generate(**self.inputs(rows), **self._settings(greedy), **(self.own_only or {}))
+        return Made(self._new(out), len(calls))
 
     def ours(self, recipe: Recipe, greedy: bool, rows: int, seed: int) -> Made:
         torch.manual_seed(seed)
@@ -140,18 +157,16 @@ class GenerateSubject:
         out = method(self.model, **self.inputs(rows), **self._settings(greedy), custom_generate=generate, **given)
         return Made(self._new(out), calls)
 
-    def job(self, rows: int) -> GenerateJob | None:
+    def target(self, rows: int, slack: int) -> PromptedTarget | None:
         if not self.single_ids:
             return None
-        return captured_job(
+        job = captured_job(
             lambda capture: GenerationMixin.generate(
                 self.model, **self.inputs(rows), **self._settings(greedy=True), custom_generate=capture
             )
         )
-
-    def target(self, rows: int, slack: int) -> tuple[Target, int] | None:
-        job = self.job(rows)
-        return None if job is None else (job.target(job.plan, slack), job.plan.length)
+        scale = float(job.sampling.guidance_scale)
+        return PromptedTarget(job.target(job.plan, slack), job.plan.length, job.plan.first_id, scale)
 
     def _settings(self, greedy: bool) -> Mapping[str, Any]:
         return self.greedy if greedy else self.sampled
@@ -162,25 +177,49 @@ class GenerateSubject:
         return found[:, start:].flatten(1).cpu()
 
 
+@contextmanager
+def counted(model: Any) -> Iterator[list[None]]:
+    """Collects an item per call of a model's decoder inside the context, or of the model if it names none."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    before, real = vars(decoder).get("forward"), decoder.forward
+    calls: list[None] = []
+
+    @wraps(real)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return real(*args, **kwargs)
+
+    decoder.forward = forward  # a hook would miss a model that calls its own `forward`
+    try:
+        yield calls
+    finally:
+        del decoder.forward
+        if before is not None:
+            decoder.forward = before
+
+
 # Classes whose own `generate` prepares the call and accepts `custom_generate`.
 OWN_METHOD = ("BarkModel", "CsmForConditionalGeneration")
 
 
 @dataclass(frozen=True)
 class PipelineSubject:
-    """A pipeline of a model without a generate of its own that could be called.
+    """A pipeline that is not one of a transformers model with a `generate` that could be called.
 
     Attributes:
-        pipe: An image or speech pipeline.
+        pipe: An image or speech pipeline. Where it has them, its `own_generate(prompts, greedy, seed)` is the model's
+            own loop, which returns int64 [rows, n], and its `model` the module which that calls.
         prompt: The prompt; for class-conditional models, a number.
-        has_own: As in `Subject`.
         has_greedy: Whether temperature 0 is possible; otherwise a greedy call is one with the default parameters.
     """
 
     pipe: Any
     prompt: str
-    has_own: bool = False
     has_greedy: bool = True
+
+    @property
+    def has_own(self) -> bool:
+        return hasattr(self.pipe, "own_generate")
 
     @property
     def name(self) -> str:
@@ -191,7 +230,10 @@ class PipelineSubject:
         return []
 
     def own(self, greedy: bool, rows: int, seed: int) -> Made:
-        raise NotImplementedError
+        model = getattr(self.pipe, "model", None)
+        with counted(model if isinstance(model, nn.Module) else nn.Identity()) as calls:
+            tokens = self.pipe.own_generate([self.prompt] * rows, greedy=greedy, seed=seed)
+        return Made(tokens.flatten(1).cpu(), len(calls))
 
     def ours(self, recipe: Recipe, greedy: bool, rows: int, seed: int) -> Made:
         given: dict[str, Any] = {"recipe": recipe, "seed": [seed + row for row in range(rows)]}
@@ -202,27 +244,28 @@ class PipelineSubject:
             out = self.pipe([self.prompt] * rows, **given)
             parts = [torch.cat([part.flatten() for part in one.tokens]) for one in out]
             return Made(torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), out.stats.target_calls)
-        if self.prompt.isdigit():
-            out = self.pipe(class_labels=[int(self.prompt)] * rows, output_type="latent", **given)
+        options = signature(self.pipe.__call__).parameters
+        if "output_type" in options:
+            given["output_type"] = "latent"
+        if self.prompt.isdigit() and "class_labels" in options:
+            out = self.pipe(class_labels=[int(self.prompt)] * rows, **given)
         else:
-            out = self.pipe([self.prompt] * rows, output_type="latent", **given)
+            out = self.pipe([self.prompt] * rows, **given)
         return Made(out.tokens.flatten(1).cpu(), out.stats.target_calls)
 
-    def job(self, rows: int) -> GenerateJob | None:
-        return None
-
-    def target(self, rows: int, slack: int) -> tuple[Target, int] | None:
+    def target(self, rows: int, slack: int) -> PromptedTarget | None:
         if isinstance(self.pipe, SpeechPipeline):
             adapter = self.pipe.adapter
             part = adapter.read(self.prompt, None).parts[0]
             recipe = parse(f"sjd:window={max(slack, 2)}")
             ready = adapter.prepare_rows([part] * rows, recipe, [adapter.sampling] * rows)
             if type(ready) is PreparedRows and ready.layout.kind == "tokens":
-                return ready.target, ready.layout.length
-        elif hasattr(self.pipe, "prepare") and not self.prompt.isdigit():
+                return PromptedTarget(ready.target, ready.layout.length, guidance_scale=adapter.sampling.guidance_scale)
+        elif hasattr(self.pipe, "prepare"):
             prepared = self.pipe.prepare([self.prompt] * rows, slack)
             if prepared.layout.kind == "tokens":
-                return prepared.make(), prepared.layout.length
+                scale = prepared.samplings[0].guidance_scale
+                return PromptedTarget(prepared.make(), prepared.layout.length, guidance_scale=scale)
         return None
 
 
