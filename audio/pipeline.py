@@ -47,6 +47,8 @@ class SpeechPipeline(ModelPipeline):
         adapter: The model.
     """
 
+    output_kind = "audio"
+
     def __init__(self, adapter: SpeechAdapter) -> None:
         self.adapter = adapter
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from torch import Tensor
 
 import mmspec.drafters.chain
 import mmspec.sampling.rejection
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError

@@ -129,6 +129,7 @@ class CosmosPipeline(FolderPipeline):
         min_p: float | None = None,
         typical_p: float | None = None,
         num_videos_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
@@ -158,6 +159,7 @@ class CosmosPipeline(FolderPipeline):
             typical_p: Keeps the most typical tokens of this total probability, 1 all; None takes the pipeline's
                 default.
             num_videos_per_prompt: Continuations of each video; they are next to each other in the output.
+            batch_size: Videos to decode at a time, at most; None is all. The videos do not depend on it.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(frames,)`.
@@ -203,8 +205,9 @@ class CosmosPipeline(FolderPipeline):
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            lambda step: self._whole(given, step.tokens),
+            lambda step, rows: self._whole(given[rows], step.tokens),
             measure_entropy,
+            batch_size,
         )
         grid = found.view(-1, *self.transformer.shape)
         images = self.decode(grid, output_type=output_type)

@@ -37,6 +37,7 @@ from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest, read_negative_prompts, read_prompts
 from mmspec.vision.hf.image_tokens import check_length, check_whole, codes_so_far, sequences_of
 from mmspec.vision.hf.registry import image_adapter_of
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
 from mmspec.vision.previews import complete, visible
 
@@ -44,7 +45,7 @@ from mmspec.vision.previews import complete, visible
 GREY = np.uint8(128)
 
 
-class TransformersPipeline(FolderPipeline):
+class TransformersPipeline(StreamsImages, FolderPipeline):
     """Generates images with a transformers model: Janus, Emu3, Chameleon (Anole, Lumina-mGPT), GLM-Image, ImageGPT.
 
     Args:
@@ -193,7 +194,7 @@ class TransformersPipeline(FolderPipeline):
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            partial(codes_so_far, self._adapter(), rows[0][1]),
+            lambda step, _: codes_so_far(self._adapter(), rows[0][1], step),
             measure_entropy,
             batch_size,
         )
