@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -11,8 +12,10 @@ from torch import Tensor
 from mmspec.audio.codec import Codec
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import ends_sentence
+from mmspec.audio.text_cuts import are_joined, finds_words
 from mmspec.batching.request import PreparedBatch
 from mmspec.decoding.stats import RowStats
+from mmspec.environment.importing import install_extra
 from mmspec.heads.head import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.recipes import Recipe
@@ -38,6 +41,13 @@ class PreparedText:
     def pause_follows(self, part: int) -> bool:
         """Whether a pause may follow a part: another part follows, and this one ends a sentence as far as known."""
         return part + 1 < len(self.parts) and (not self.texts or ends_sentence(self.texts[part]))
+
+    def with_note_on_words(self, text: str) -> PreparedText:
+        """The same with a remark, if the text was cut where a word may go on, as its script has no blanks."""
+        if finds_words() or not any(are_joined(*pair, text) for pair in pairwise(self.texts)):
+            return self
+        note = f"the text has too few blanks to be cut between words; to find words, {install_extra('words')}"
+        return replace(self, notes=[*self.notes, note])
 
     def truncation_note(self, part: int, tokens: int) -> str:
         """The remark that a part ended after `tokens` tokens, its limit."""

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mmspec.audio.adapter import SpeechAdapter, codec_of_part
 from mmspec.audio.audio_renderer import AudioRenderer
-from mmspec.audio.engine_thread import outputs_from_thread
 from mmspec.audio.outputs import AudioOutput, AudioStream
 from mmspec.audio.resampling import Resampler, resample
 from mmspec.audio.text_parts import TextParts
 from mmspec.batching.call import CallEngine
+from mmspec.batching.engine_thread import outputs_from_thread
 from mmspec.batching.request import PreparedRequest
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
@@ -95,7 +95,7 @@ class AudioAssembler:
                     tokens[output.part].append(output.tokens)
                     ended = len(text.prompts) if output.finished else output.part
                     for i in range(before, ended):
-                        if not self._adapter.codes(torch.cat(tokens[i])).shape[-1]:
+                        if not tokens[i] or not self._adapter.codes(torch.cat(tokens[i])).shape[-1]:
                             notes.append(text.prepared.silence_note(i))
                         row = engine.row_stats(i)
                         if row is not None and row.truncated:

@@ -71,9 +71,9 @@ class AudioRenderer:
         chunks: list[NDArray[np.float32]] = []
         with torch.inference_mode():
             for output in outputs:
-                if output.part != self._part:
+                while self._part < output.part:  # a part without tokens has no output
                     chunks += self._finish_part()
-                    self._part, self._stream = output.part, None
+                    self._part, self._stream = self._part + 1, None
                 if self._stream is None:
                     self._stream = codec_of_part(self._adapter, output.prompt.part).stream()
                 self._tokens.append(output.tokens)

@@ -47,6 +47,8 @@ class SpeechPipeline(ModelPipeline):
         adapter: The model.
     """
 
+    output_kind = "audio"
+
     def __init__(self, adapter: SpeechAdapter) -> None:
         self.adapter = adapter
 
@@ -167,7 +169,8 @@ class SpeechPipeline(ModelPipeline):
             raise PromptError(f"text={text!r} is empty; give words to say")
         limits.TEXT.check("text", len(text))
         with processor_errors("text", text):
-            return replace(self.adapter.read(text, voice), adapter=self.adapter)
+            prepared = replace(self.adapter.read(text, voice), adapter=self.adapter)
+        return prepared.with_note_on_words(text)
 
     @refuse_unknown_keywords
     def __call__(

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any
 
 import regex
 
 # Scripts without blanks between words; a mark needs no blank beside their letters.
 _DENSE = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
+_UNSPACED = r"[[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]&&[\p{L}\p{M}]]"  # neither blanks nor other marks of words
+_STARTS = regex.compile(_UNSPACED, regex.VERSION1)
+_BETWEEN_WORDS = regex.compile(r"(?<=[\p{L}\p{M}\p{N}])(?=[\p{L}\p{N}])", regex.VERSION1)
 _CLOSING = r"[\p{Pe}\p{Pf}\"'“‘«*_`~]"
 # Marks of which one ends a sentence wherever it stands. In Burmese ၊ is rather a comma, ．may stand in a number; the
 # property lacks the marks of Hebrew and Tibetan, and semicolons.
@@ -27,8 +33,9 @@ _CLAUSE = regex.compile(
     regex.VERSION1,
 )
 # Cuts without a mark, the better ones first: before a blank, or after what stands for one in Ethiopic and Khmer; before
-# a blank that should not be broken; between the words of Japanese, and syllables of Thai, Lao and Tibetan; beside
-# a letter of a script without blanks; between letters with all that belongs to them.
+# a blank that should not be broken (then where ICU finds words, if it is installed); between the words of Japanese, and
+# syllables of Thai, Lao and Tibetan; beside a letter of a script without blanks; between letters with all that belongs
+# to them.
 _UNMARKED = tuple(
     regex.compile(pattern)
     for pattern in (
@@ -174,4 +181,30 @@ def all_cuts(text: str) -> Sequence[Callable[[], list[int]]]:
     def unmarked(pattern: Any) -> list[int]:
         return [found.start() for found in pattern.finditer(text)]
 
-    return partial(sentence_ends, text), partial(clause_ends, text), *(partial(unmarked, each) for each in _UNMARKED)
+    blanks, others = _UNMARKED[:2], _UNMARKED[2:]
+    return (
+        partial(sentence_ends, text),
+        partial(clause_ends, text),
+        *(partial(unmarked, each) for each in blanks),
+        partial(word_ends, text),
+        *(partial(unmarked, each) for each in others),
+    )
+
+
+def word_ends(text: str) -> list[int]:
+    """Where words end in a text of a script without blanks, by the dictionaries of ICU; none without icu4py."""
+    if not finds_words() or not regex.search(_DENSE, text):
+        return []
+    words = import_module("icu4py.breakers").WordBreaker(text, "und")  # its places count units of UTF-16
+    return [end for end in accumulate(map(len, words)) if _BETWEEN_WORDS.match(text, end)]
+
+
+@cache
+def finds_words() -> bool:
+    """Whether the package is installed that finds words in scripts without blanks."""
+    return find_spec("icu4py") is not None
+
+
+def are_joined(before: str, after: str, text: str) -> bool:
+    """Whether two parts of a text meet where it has no blank, in a script whose words only a dictionary tells apart."""
+    return bool(_STARTS.match(before[-1:]) and _STARTS.match(after)) and before[-6:] + after[:6] in text

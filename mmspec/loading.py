@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from mmspec.files.inputs import check_files
 from mmspec.hub.published import refuse_infinity, refuse_layout, refuse_original
 from mmspec.registry import Info, by_name
 from mmspec.versions import warn_untested
+
+log = logging.getLogger(__name__)
 
 MODELS = {
     "shapes": Info("64x64 images of colored shapes; ships with mmspec", "mmspec.vision.shapes.model:load"),
@@ -176,10 +181,13 @@ def load(
     warn_untested()
     refuse_unknown(unknown)
     check_arguments(model, tokenizer, config, drafter)
+    start = time.perf_counter()
     with hub.hub_access(hub.HubAccess(cache_dir, token, preferred_weights(config))):
         pipe = load_model(model, processor, tokenizer, config, device, read_dtype(dtype), revision)
         if drafter is not None:
             add_drafter(pipe, drafter)
+    named = model if isinstance(model, str | PathLike) else type(model).__name__
+    log.info("loaded %s as %s in %.1f s", named, type(pipe).__name__, time.perf_counter() - start)
     return pipe
 
 
@@ -339,6 +347,7 @@ def add_drafter(pipe: Any, drafter: str | Path) -> None:
     if not hasattr(pipe, "add_drafter"):
         raise ArgumentError(f"drafter={str(drafter)!r} was given, but a {type(pipe).__name__} does not take drafters")
     pipe.add_drafter(path)
+    log.info("added the drafter %s", drafter)
 
 
 def exists(path: Path) -> bool:

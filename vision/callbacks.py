@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import shown
-from mmspec.decoding.stats import PARTS, Stats
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError, did_you_mean
 
@@ -22,13 +20,11 @@ class Interrupted(Exception):
 
     Attributes:
         tokens: The tokens so far; see `observer`.
-        stats: Target calls, tokens and seconds so far; acceptance and the parts of the seconds are not known.
     """
 
-    def __init__(self, tokens: Tensor, stats: Stats) -> None:
+    def __init__(self, tokens: Tensor) -> None:
         super().__init__("interrupted")
         self.tokens = tokens
-        self.stats = stats
 
 
 def observer(
@@ -72,7 +68,6 @@ def observer(
     pipe._interrupt = False
     if bar.disable and on_step is None and callback is None:
         return None
-    start = time.perf_counter()
 
     def observe(step: Step) -> None:
         bar.total = step.total
@@ -87,7 +82,7 @@ def observer(
             )
             check_unchanged(given, returned)
         if pipe._interrupt:
-            raise Interrupted(tokens_of(step), stats_of(step, time.perf_counter() - start))
+            raise Interrupted(tokens_of(step))
 
     return observe
 
@@ -115,10 +110,3 @@ def check_unchanged(given: dict[str, Tensor], returned: Any) -> None:
                 f"callback_on_step_end returned other {name}; generated tokens cannot be changed "
                 "(set pipe._interrupt = True to end the call)"
             )
-
-
-def stats_of(step: Step, seconds: float) -> Stats:
-    """The stats of a call that ended after `step`."""
-    parts = {**dict.fromkeys(PARTS, 0.0), "other": seconds}
-    per_call = step.committed / (step.target_calls * len(step.tokens))
-    return Stats(step.target_calls, step.committed, per_call, [], 0, seconds, parts, 0)

@@ -12,7 +12,7 @@ from mmspec.arguments import check_integer
 from mmspec.arguments.keywords import check_options
 from mmspec.batching.call import CallEngine
 from mmspec.batching.request import PreparedRequest, RowPrompt
-from mmspec.decoding.stats import Stats
+from mmspec.decoding.stats import Stats, no_tokens
 from mmspec.decoding.step import OnStep, Step, Watch
 from mmspec.recipes import Recipe
 from mmspec.sampling.seeds import row_seeds
@@ -28,7 +28,7 @@ def generate_tokens(
     on_step: OnStep | None,
     callback: CallbackOnStepEnd | None,
     tensor_inputs: Sequence[str],
-    tokens_of: Callable[[Step], Tensor],
+    tokens_of: Callable[[Step, slice], Tensor],
     measure_entropy: bool = False,
     batch_size: int | None = None,
 ) -> tuple[Tensor, Stats]:
@@ -41,7 +41,8 @@ def generate_tokens(
         on_step: As in a call.
         callback: `callback_on_step_end` of a call.
         tensor_inputs: `callback_on_step_end_tensor_inputs` of a call.
-        tokens_of: The tokens of a step as the pipeline returns them, with -1 or NaN where they are missing.
+        tokens_of: The tokens of a step of some of the rows as the pipeline returns them, with -1 or NaN where they are
+            missing.
         measure_entropy: As in a call.
         batch_size: Rows to decode at a time, at most; None is all. Callbacks count anew for each batch.
 
@@ -55,22 +56,34 @@ def generate_tokens(
     found: list[Tensor] = []
     total: Stats | None = None
     with memory_for(size), pipe.progress_bar(total=0) as bar:
-        watch = Watch(observer(pipe, bar, on_step, callback, tensor_inputs, tokens_of), measure_entropy)
+        rows = slice(0, size)  # that are being decoded
+        see = observer(pipe, bar, on_step, callback, tensor_inputs, lambda step: tokens_of(step, rows))
         for first in range(0, len(requests), size):
-            batch = requests[first : first + size]
-            engine = CallEngine(pipe, batch, recipe, len(batch), watch)
+            rows = slice(first, min(first + size, len(requests)))
+            batch = requests[rows]
+            engine = CallEngine(pipe, batch, recipe, len(batch), Watch(see, measure_entropy))
+            interrupted: Interrupted | None = None
             try:
                 found += [result.tokens for result in engine.results()]
-                stats = engine.call_stats()
             except Interrupted as end:
-                # Images of later batches are missing altogether.
-                rest = end.tokens[:1].expand(len(requests) - first - len(batch), *end.tokens.shape[1:])
-                missing = torch.nan if rest.is_floating_point() else MISSING
-                found += [end.tokens, torch.full_like(rest, missing)]
-                return torch.cat(found), end.stats if total is None else total.followed_by(end.stats)
+                interrupted = end
+            stats = engine.call_stats()
             total = stats if total is None else total.followed_by(stats)
+            if interrupted is not None:
+                later = len(requests) - rows.stop
+                found += whole_images(interrupted.tokens, later, found)
+                return torch.cat(found), total.over([*total.rows, *[no_tokens(measure_entropy)] * later])
         assert total is not None, "a call has rows"
         return torch.cat(found), total
+
+
+def whole_images(tokens: Tensor, later: int, found: Sequence[Tensor]) -> list[Tensor]:
+    """The tokens of interrupted images [B, n, ...], as long as those of whole ones; and of later ones, without any."""
+    missing = torch.nan if tokens.is_floating_point() else MISSING
+    if found:  # the maps of VAR are not filled up
+        more = found[0].shape[1] - tokens.shape[1]
+        tokens = torch.cat([tokens, tokens.new_full((len(tokens), more, *tokens.shape[2:]), missing)], dim=1)
+    return [tokens, tokens.new_full((later, *tokens.shape[1:]), missing)]
 
 
 def read_options(options: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], int, str]:

@@ -10,10 +10,10 @@ from torch.nn.utils.rnn import pad_sequence
 from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
 from mmspec.audio.depth.frame_batch import PreparedFrames
 from mmspec.audio.depth.frame_windows import NO_HEADS, PreparedFrameWindows, frames_ahead, prepare_frame_windows
+from mmspec.batching.call import decode_rows
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Watch
-from mmspec.decoding.to_end import decode_to_end
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 
@@ -63,7 +63,7 @@ def decode_frames(
     ahead: int = 0,
     heads: Mapping[str, Head] = NO_HEADS,
 ) -> DecodedFrames:
-    """Decodes a batch of rows to its end.
+    """Decodes the rows of a call.
 
     Args:
         model: The model with its prompts given.
@@ -81,11 +81,9 @@ def decode_frames(
     """
     windows = {} if adaptive_windows is None else adaptive_windows
     prepared = _prepared(model, recipe, spec, len(seeds), draft, windows, ahead, heads)
-    batch = prepared.batch(prepared.recipe or recipe, seeds, Watch(on_step).converted(prepared.tokens))
-    decode_to_end(batch)
-    found = [batch.state.tokens(row) for row in range(len(seeds))]
-    rows = found if prepared.tokens is None else [prepared.tokens(row) for row in found]
-    return DecodedFrames(pad_sequence(rows, batch_first=True, padding_value=spec.pad), batch.stats())
+    rows, stats = decode_rows(prepared, recipe, seeds, Watch(on_step))
+    frames = pad_sequence(rows, batch_first=True, padding_value=spec.pad)
+    return DecodedFrames(frames.to(model.device), stats)
 
 
 def _prepared(

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from mmspec.batching.call import decode_rows
 from mmspec.batching.request import PreparedRows
-from mmspec.batching.run import Decoded, run
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
-from mmspec.decoding.step import OnStep
+from mmspec.decoding.step import OnStep, Watch
 from mmspec.decoding.target import Target
+from mmspec.decoding.to_end import Decoded
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.request import GenerateRequest
 from mmspec.recipes import Recipe
@@ -87,7 +88,6 @@ class ColumnDecodingPlan:
         seeds: Sequence[int],
         draft: ColumnDecodingPlan | None,
         on_step: OnStep | None,
-        measure_entropy: bool = False,
         tables: Callable[[], Sequence[Tensor]] | None = None,
     ) -> Decoded:
         """Runs a recipe.
@@ -99,7 +99,6 @@ class ColumnDecodingPlan:
             draft: The same batch with a smaller model, for the recipe `draft`. It runs without guidance, which halves
                 its work: a draft token is tested against the distribution it was sampled from, whichever that is.
             on_step: Called after every target call.
-            measure_entropy: Also measure the entropy of the target distribution.
             tables: Returns the vectors of the codes, float [codes, D] of each codebook, for rules that use code
                 similarity.
 
@@ -107,8 +106,11 @@ class ColumnDecodingPlan:
             ModelError: If the draft model generates columns of another shape.
         """
         prepared = self.prepare(model, recipe, len(seeds), draft, tables)
-        target, layout, samplings, resources = prepared.target, prepared.layout, prepared.samplings, prepared.resources
-        return run(target, recipe, layout, samplings, seeds, resources, on_step, measure_entropy)
+        rows, stats = decode_rows(prepared, recipe, seeds, Watch(on_step))
+        columns = torch.full((len(rows), self.layout.length, *self.layout.cell), self.layout.pad)
+        for row, found in zip(columns, rows, strict=True):
+            row[: len(found)] = found
+        return Decoded(columns.to(prepared.target.device), stats)
 
     @torch.no_grad()
     def prepare(

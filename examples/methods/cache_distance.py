@@ -10,7 +10,8 @@ import sys
 import torch
 
 import mmspec
-from mmspec.batching.run import run
+from mmspec.batching.call import decode_rows
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.gear import Gear
 from mmspec.decoding.quantized_cache import cache_distance, quantized_cache
 from mmspec.metrics.prompts import read_prompts
@@ -21,7 +22,8 @@ pipe = mmspec.load(model)
 prepared = pipe.prepare(prompts[:count], 16, 1.0, 1.0)
 with torch.inference_mode():
     target = prepared.make()
-    tokens = run(target, parse("scd"), prepared.layout, prepared.samplings, range(count), prepared.resources).tokens
+    rows = PreparedRows(target, prepared.layout, prepared.samplings, prepared.resources)
+    tokens = torch.stack(decode_rows(rows, parse("scd"), range(count))[0]).to(target.device)
     sampler = prepared.layout.sampler(prepared.samplings, target.device)
     print(f"{model}: {count} sequences, temperature 1, no guidance")
     print("| bits | total variation per token, mean | largest | bytes of the cache |")

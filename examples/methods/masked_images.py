@@ -136,8 +136,7 @@ def measure(count: int) -> None:
         seeds = range(first, first + count)
         process = AmusedProcess(model, pooled, text, MICRO, 1.0, (SIDE, SIDE), unmasking, seeds, keep)
         batch = MaskedBatch(process, ahead, seeds)
-        decode_to_end(batch)
-        return batch.state.result(), float(batch.meter.calls.mean())
+        return decode_to_end(batch).tokens, float(batch.meter.calls.mean())
 
     watch = Watch()
     final, _ = decode(10**6, keep=watch)

@@ -19,9 +19,11 @@ from measure import Example, authors_module, main
 from PIL import Image
 from torch import Tensor, nn
 
-from mmspec.batching.run import run
+from mmspec.batching.call import decode_rows
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.step import Watch
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
@@ -107,13 +109,13 @@ class VQPipeline:
         count = len(prompts) * num_images_per_prompt
         recipe, seeds, params = parse(recipe), row_seeds(seed, count), SamplingParams(temperature, top_k, top_p)
         with torch.inference_mode():
-            decoded = run(
-                VQTarget(self.model, count, recipe.window), recipe, self.layout, [params] * count, seeds,
-                on_step=on_step, measure_entropy=measure_entropy,
-            )  # fmt: skip
-            vectors = self.vqvae.codebook.embedding(decoded.tokens).unflatten(1, (SIDE, SIDE)).permute(0, 3, 1, 2)
+            target = VQTarget(self.model, count, recipe.window)
+            rows = PreparedRows(target, self.layout, [params] * count, DraftResources())
+            found, stats = decode_rows(rows, recipe, seeds, Watch(on_step, measure_entropy))
+            tokens = torch.stack(found).to(target.device)
+            vectors = self.vqvae.codebook.embedding(tokens).unflatten(1, (SIDE, SIDE)).permute(0, 3, 1, 2)
             grey = ((self.vqvae.decode(vectors) + 1) * 127.5).clamp(0, 255).round().to("cpu", torch.uint8)
-        return ImageOutput([Image.fromarray(each.numpy()) for each in grey], decoded.tokens, seeds, decoded.stats)
+        return ImageOutput([Image.fromarray(each.numpy()) for each in grey], tokens, seeds, stats)
 
 
 # The weights, in the authors' classes.

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.metrics.metric import Kind
+from mmspec.pipeline import makes_audio
 from mmspec.recipes import Recipe
 
 
@@ -43,6 +44,6 @@ class Pipe(Protocol):
 
 def kind_of(pipe: Any) -> Kind | None:
     """What a pipeline generates; None for one of another package that is neither like diffusers' nor like ours."""
-    if hasattr(pipe, "stream"):
+    if makes_audio(pipe):
         return "audio"
     return "image" if hasattr(pipe, "set_progress_bar_config") else None

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mmspec.batching.run import run
+from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import NO_RESOURCES
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import unknown_name
 from mmspec.metrics.bench.kernels import SAMPLING, copy_bandwidth, timed
 from mmspec.recipes import parse
@@ -91,7 +93,8 @@ def bench_steps(
         """Plain decoding with a new target, as for every image."""
         condition = torch.zeros(batch, dtype=torch.int64, device=device)
         target = new_target(gpt, condition, gpt.unconditional(batch), None, window)
-        return run(target, parse("plain"), Layout(TOKENS), [SAMPLING] * batch, range(batch))
+        rows = PreparedRows(target, Layout(TOKENS), [SAMPLING] * batch, NO_RESOURCES)
+        return decode_to_end(rows.batch(parse("plain"), range(batch)))
 
     with torch.inference_mode():
         for with_cuda_graphs in (False, True):

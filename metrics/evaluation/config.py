@@ -12,6 +12,7 @@ from mmspec.errors import ArgumentError, UnknownNameError, did_you_mean
 from mmspec.files.documents import read_yaml
 from mmspec.files.folders import replacing_inside
 from mmspec.files.locks import is_own_file, locked
+from mmspec.metrics.evaluation.journal import Journal
 from mmspec.metrics.extractors.registry import EXTRACTORS
 from mmspec.metrics.registry import find_metric
 
@@ -187,7 +188,7 @@ def check_folder(folder: Path, config: EvalConfig) -> None:
     """Checks that a results folder can be made, or holds the same evaluation; writes nothing.
 
     Raises:
-        ArgumentError: If the folder holds something else, or other results.
+        ArgumentError: If the folder holds something else, or other results, or its journal is damaged.
     """
     if not folder.exists():
         return
@@ -197,6 +198,7 @@ def check_folder(folder: Path, config: EvalConfig) -> None:
         raise ArgumentError(f"-o/--output: cannot write '{folder}': {error.strerror or error}") from error
     if FILE in inside:
         refuse_other(folder, config)
+        Journal(folder).read()  # a damaged line is refused before the model is loaded
     elif inside:
         raise ArgumentError(f"-o/--output: '{folder}' is not empty and holds no {FILE}; name another folder")
 

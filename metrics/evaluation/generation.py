@@ -23,6 +23,7 @@ from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord, sample
 from mmspec.metrics.evaluation.quality import check_kind, check_statistics
 from mmspec.metrics.evaluation.sweep import LAST_SEED
 from mmspec.metrics.metric import Metric
+from mmspec.pipeline import makes_audio
 from mmspec.recipes import parse
 from mmspec.sampling.seeds import pipeline_seed
 
@@ -188,7 +189,7 @@ def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key], stop_after: int 
     seconds = time.perf_counter() - start
     wait = first[0] if first else seconds
     media = media_of(out, len(group))
-    if isinstance(media[0], AudioClip) and hasattr(pipe, "stream"):
+    if isinstance(media[0], AudioClip) and makes_audio(pipe) and hasattr(pipe, "stream"):
         wait = _first_chunk(pipe.stream(prompts[0], recipe=recipe, seed=seeds[0], **config.sampling))
     return _PipelineCall(media, out.stats, seconds, wait, gains, notes_of(out, len(group)))
 

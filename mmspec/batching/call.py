@@ -1,16 +1,23 @@
-"""A call of a pipeline: an engine with the requests of the call, run to its end."""
+"""A call of a pipeline, or of a model: an engine with the requests of the call, run to its end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from torch import Tensor
+
+from mmspec.arguments import check_callback
 from mmspec.batching.engine import Engine
 from mmspec.batching.group import Group, Row
-from mmspec.batching.request import PreparedRequest, RequestOutput
-from mmspec.decoding.stats import RowStats, Stats
-from mmspec.decoding.step import Watch
+from mmspec.batching.request import PreparedBatch, PreparedRequest, RequestOutput, RowPrompt
+from mmspec.decoding.stats import RowStats, Stats, no_tokens
+from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
+
+log = logging.getLogger(__name__)
 
 
 class CallEngine(Engine):
@@ -72,14 +79,63 @@ class CallEngine(Engine):
         return self._rows[number].stats
 
     def call_stats(self) -> Stats:
-        """The statistics of the whole call."""
+        """The statistics of the whole call; after an error, of what was decoded before it."""
         assert self._stats is not None, "a batch has ended"
-        return self._stats.over([row.stats for row in self._rows if row.stats is not None])
+        missing = no_tokens(self._watch.measure_entropy)
+        stats = self._stats.over([row.stats or missing for row in self._rows])
+        counts = len(self._rows), stats.tokens, stats.target_calls, stats.seconds
+        log.info("decoded %d rows: %d tokens in %d target calls, %.2f s", *counts)
+        return stats
 
     def _fail(self, rows: Sequence[Row], error: Exception) -> NoReturn:
         raise error
 
     def _drop(self, group: Group) -> None:
         super()._drop(group)
+        for index, row in group.rows.items():  # that an error has ended
+            row.stats = group.batch.meter.row(index)
         stats = group.batch.stats()
         self._stats = stats if self._stats is None else self._stats.followed_by(stats)
+
+
+class _ReadyRows:
+    """The pipeline of a call whose rows are one batch already."""
+
+    config = None
+
+    def __init__(self, prepared: PreparedBatch) -> None:
+        self._prepared = prepared
+
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> NoReturn:
+        raise AssertionError("the rows are ready")
+
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedBatch:
+        return self._prepared
+
+
+def decode_rows(
+    prepared: PreparedBatch, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED
+) -> tuple[list[Tensor], Stats]:
+    """Decodes rows that are one batch already, as the one request of a call.
+
+    Args:
+        prepared: The rows.
+        recipe: How to decode.
+        seeds: One per row. A row's tokens depend on its own seed and prompt, not on the other rows.
+        watch: What to show of the decoding; an exception in `on_step` ends the call.
+
+    Returns:
+        The tokens of each row on the CPU, [n, *cell]; and the statistics of the call.
+
+    Raises:
+        ArgumentError: If the recipe needs a resource that the model does not provide, or `on_step` cannot be called.
+    """
+    check_callback("on_step", watch.on_step)
+    rows = [RowPrompt(None, SamplingParams(), seed) for seed in seeds]
+    engine = CallEngine(_ReadyRows(prepared), [PreparedRequest(rows, _tokens, 0)], recipe, len(rows), watch)
+    (tokens,) = engine.results()
+    return tokens, engine.call_stats()
+
+
+def _tokens(tokens: Sequence[Tensor], stats: Stats) -> list[Tensor]:
+    return list(tokens)

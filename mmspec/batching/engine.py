@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmspec.arguments import check_integer, shown
 from mmspec.batching.fair_queue import FairQueue
-from mmspec.batching.group import Group, Progress, Row, start_group
+from mmspec.batching.group import Group, Progress, Row
 from mmspec.batching.request import EnginePipeline, FinishReason, PreparedRequest, Request, RequestOutput
 from mmspec.batching.signal_handlers import raised_by_handler
 from mmspec.batching.stats import EngineStats
@@ -283,11 +283,15 @@ class Engine:
         rows = [row for row in rows if not row.progress.done]
         if not rows:
             return []
+        group: Group | None = None
         try:
             with torch.no_grad():
                 prepared = self.pipe.prepare_rows([row.prompt for row in rows], rows[0].progress.recipe)
-            group = start_group(rows, prepared, self._watch, self._shared, self._streams)
+            group = Group(rows, prepared, self._watch, self._shared, self._streams)
+            group.start()
         except Exception as error:
+            if group is not None:
+                self._drop(group)
             return self._fail(rows, error)
         if len(self._row_bytes) > MOST_KINDS:
             self._row_bytes.clear()

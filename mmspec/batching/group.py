@@ -82,26 +82,27 @@ class Group:
     """Rows that are decoded as one batch.
 
     Args:
-        batch: The batch; its rows have a token each.
         rows: Its rows, in order.
-        recipe: Their recipe.
         prepared: The rows as they were prepared. Rows that join later are converted in the same way.
+        watch: What to show of the decoding.
         shared: Whether the batch is shared by requests that come and go. The window policy then follows the load.
+        streams: Whether tokens are given out as they come.
     """
 
-    def __init__(
-        self, batch: DecodingBatch, rows: Sequence[Row], recipe: Recipe, prepared: PreparedBatch, shared: bool
-    ) -> None:
-        self.batch = batch
+    def __init__(self, rows: Sequence[Row], prepared: PreparedBatch, watch: Watch, shared: bool, streams: bool) -> None:
+        self._recipe = recipe = prepared.recipe or rows[0].progress.recipe
+        seeds = [row.prompt.seed for row in rows]
+        with torch.no_grad():  # draft models may read their prompts here
+            self.batch: DecodingBatch = prepared.batch(recipe, seeds, watch.converted(prepared.tokens))
+        if shared or streams:
+            self.batch.use(most_steps=STEPS if shared and recipe.info.drafts else 1)
         self.kind = rows[0].kind
         self.rows = dict(enumerate(rows))  # by index in the batch's request
         self._tokens = prepared.tokens
-        self._recipe = recipe
         self._resources = prepared.resources
         self._guided = rows[0].prompt.sampling
         self._shared = shared
         self._load = 0
-        self._set_policy()
 
     @property
     def running(self) -> int:
@@ -122,6 +123,12 @@ class Group:
     def has_finished_rows(self) -> bool:
         """Whether rows have finished that have not been collected."""
         return self.running < len(self.rows)
+
+    def start(self) -> None:
+        """Reads the prompts and samples the first tokens."""
+        with torch.inference_mode():
+            self.batch.start()
+        self._set_policy()
 
     def step(self) -> None:
         """Decodes one window."""
@@ -185,24 +192,3 @@ class Group:
             self.batch.use(policy)
         elif running:
             self.batch.use()
-
-
-def start_group(rows: Sequence[Row], prepared: PreparedBatch, watch: Watch, shared: bool, streams: bool) -> Group:
-    """Reads the prompts of rows and samples their first tokens.
-
-    Args:
-        rows: As in `Group`.
-        prepared: As in `Group`.
-        watch: What to show of the decoding.
-        shared: As in `Group`.
-        streams: Whether tokens are given out as they come.
-    """
-    recipe = prepared.recipe or rows[0].progress.recipe
-    seeds = [row.prompt.seed for row in rows]
-    with torch.no_grad():  # draft models may read their prompts here
-        batch = prepared.batch(recipe, seeds, watch.converted(prepared.tokens))
-    if shared or streams:
-        batch.use(most_steps=STEPS if shared and recipe.info.drafts else 1)
-    with torch.inference_mode():
-        batch.start()
-    return Group(batch, rows, recipe, prepared, shared)

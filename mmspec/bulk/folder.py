@@ -4,6 +4,7 @@ Each process writes into a folder of its own, `shards/00000-of-00004/`:
 
 - `run.json`: what all samples of the output have in common,
 - `samples.jsonl`: the journal, a line per finished sample,
+- `start.json`: what its last run began with, for `mmspec generate --status`,
 - `failed.jsonl`: the samples that the model refused in the last run,
 - `packs.jsonl` and `staged/`: see `mmspec.bulk.packed`.
 """
@@ -98,6 +99,21 @@ class FailedSample:
     error: str
 
 
+@dataclass(frozen=True)
+class RunStart:
+    """What a run began with; its file is as old as the run.
+
+    Attributes:
+        samples: Samples of this process.
+        before: Samples that were finished before, by any process.
+        lines: Lines of its journal then.
+    """
+
+    samples: int
+    before: int
+    lines: int
+
+
 class ShardFolder:
     """What one process keeps in an output.
 
@@ -113,11 +129,25 @@ class ShardFolder:
         self.path = output / SHARDS / self.label
         self.journal = JournalFile(self.path / "samples.jsonl", SampleEntry)
         self.failures = JournalFile(self.path / "failed.jsonl", FailedSample)
+        self.start = JournalFile(self.path / "start.json", RunStart)
 
     @property
     def staged(self) -> Path:
         """Files of samples that are not in an archive yet."""
         return self.path / STAGED
+
+    @property
+    def latest(self) -> float:
+        """When its last run began, in seconds; 0 for folders that do not tell."""
+        return self.start.modified() or 0.0
+
+    def note_start(self, start: RunStart) -> None:
+        """Writes what a run begins with.
+
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        write_durably(json.dumps(asdict(start)).encode() + b"\n", self.start.path)
 
     def everyone(self) -> list[ShardFolder]:
         """The folders of all processes of this and earlier runs, this one's last."""
@@ -181,7 +211,7 @@ def _join(folder: ShardFolder, identity: RunIdentity) -> None:
     write_durably(json.dumps(asdict(identity)).encode() + b"\n", folder.path / RUN)
     for other in folder.everyone()[:-1]:
         _refuse_other(other, identity)
-        if other.shard.count != folder.shard.count and _is_locked(other.path):
+        if other.shard.count != folder.shard.count and is_locked(other.path):
             raise ArgumentError(
                 f"{OPTION}: '{folder.output}' is in use by a run of {other.shard.count} shards, this is one of "
                 f"{folder.shard.count}; wait until it ends, or name another folder"
@@ -218,7 +248,7 @@ def _refuse_other(folder: ShardFolder, identity: RunIdentity) -> None:
         )
 
 
-def _is_locked(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process uses a shard's folder."""
     from filelock import FileLock, Timeout
 

@@ -18,6 +18,7 @@ from mmspec.bulk.requests import SETTING_NAMES, SampleSettings, requests_of
 from mmspec.errors import ArgumentError, PluginError
 from mmspec.files.fingerprint import fingerprint
 from mmspec.loading import load
+from mmspec.pipeline import makes_audio
 from mmspec.recipes import Recipe
 from mmspec.registry import plugins, registered
 
@@ -151,7 +152,7 @@ class Generator:
             found |= {sample.request.name: sample for sample in samples}
             errors |= {request.name: reason for request, reason in refused}
         made = [found.get(request.name) for request in requests]
-        kind = "audio" if hasattr(loaded.pipe, "stream") else "image"
+        kind = "audio" if makes_audio(loaded.pipe) else "image"
         return {
             **batch,
             "name": _objects([request.name for request in requests]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import islice
@@ -102,7 +102,13 @@ KEYS = [*(field.name for field in fields(PromptLine)), *SETTING_NAMES]
 
 
 def read_requests(
-    source: Path, settings: SampleSettings, *, seed: int = 0, number: int = 1, limit: int | None = None
+    source: Path,
+    settings: SampleSettings,
+    *,
+    seed: int = 0,
+    number: int = 1,
+    limit: int | None = None,
+    on_lines: Callable[[int], None] | None = None,
 ) -> list[SampleRequest]:
     """The samples of a file of prompts, each once.
 
@@ -115,18 +121,22 @@ def read_requests(
         seed: Lines without a seed get one that is computed from this and their prompt.
         number: Samples per line. The seeds of sample i add i: to the line's seed, or to `seed`.
         limit: Use the first lines only; None uses all.
+        on_lines: Called with the number of lines that are used.
 
     Raises:
         ArgumentError: If the file cannot be read, holds no prompt, or a line is not allowed; the line is named.
         UnknownNameError: If a recipe does not exist.
     """
     found = dict[str, SampleRequest]()
+    lines = 0
     for lines, (place, line) in enumerate(islice(_lines(source), limit), 1):
         limits.SAMPLES.check("--prompts and --number", lines * number)
         for request in _requests(line, place, settings, seed, number):
             found.setdefault(request.name, request)
     if not found:
         raise ArgumentError(f"--prompts: '{source}' holds no prompt")
+    if on_lines is not None:
+        on_lines(lines)
     return list(found.values())
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mmspec.bulk.calls import GeneratedSample, batches, generate_accepted
-from mmspec.bulk.folder import FailedSample, SampleEntry, ShardFolder
+from mmspec.bulk.folder import FailedSample, RunStart, SampleEntry, ShardFolder
 from mmspec.bulk.requests import SampleRequest
 from mmspec.bulk.stores import Store
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,16 @@ def generate_missing(
     for each in folder.everyone():
         done.update(entry.name for entry, _ in each.journal.read() if store.has(each, entry))
     pending = [request for request in requests if request.name not in done]
+    before = len(requests) - len(pending)
+    folder.note_start(RunStart(len(requests), before, folder.journal.count()))
     report = on_samples or (lambda count: None)
-    report(len(requests) - len(pending))
+    report(before)
     generated = failed = 0
     for batch in batches(pending, batch_size):
+        start = time.perf_counter()
         samples, refused = generate_accepted(pipe, batch)
+        seconds = time.perf_counter() - start
+        log.info("%d samples in %.2f s, %d refused", len(samples), seconds, len(refused))
         entries = []
         for sample in samples:
             file = store.path(sample.request.name, sample.suffix)
@@ -77,7 +86,7 @@ def generate_missing(
         failed += len(refused)
         report(len(batch))
     store.settle([], last=True)
-    return BulkResult(len(requests) - len(pending), generated, failed)
+    return BulkResult(before, generated, failed)
 
 
 def _entry(sample: GeneratedSample, file: str) -> SampleEntry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from mmspec.cli.eval import evaluate
 from mmspec.cli.export_drafter import export_drafter
 from mmspec.cli.generate import generate
 from mmspec.cli.image import image
+from mmspec.cli.logs import Verbose, logged, share_verbose
 from mmspec.cli.ls import ls
 from mmspec.cli.measure import measure
 from mmspec.cli.music import music
@@ -78,6 +80,7 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Holds the options of `mmspec` itself."""
 
@@ -98,12 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 for a failed check, a failed write or a closed pipe, 2 for invalid input (one
         line on stderr), 130 for an interrupt.
     """
+    if sys.stderr is None:  # closed by the caller; print would write its lines to stdout
+        with open(os.devnull, "w", encoding="utf-8") as nothing, redirect_stderr(nothing):
+            return main(arguments)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # paths that the terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = typer.main.get_command(app)
+    share_verbose(command)
     try:
-        with command.make_context("mmspec", words) as context:
+        with logged(), command.make_context("mmspec", words) as context:
             command.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -156,9 +163,7 @@ def _print_error(message: str, status: int) -> int:
 
 
 def _print_line(line: str) -> None:
-    """Writes a line to stderr, and nothing at all if stderr is closed or full; the exit status tells the rest."""
-    if sys.stderr is None:  # print would write to stdout
-        return
+    """Writes a line to stderr, and nothing at all if stderr is full; the exit status tells the rest."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +29,7 @@ from mmspec.cli.options import (
     TypicalP,
 )
 from mmspec.cli.pipelines import load_audio_pipeline, load_image_generator, without_bars
+from mmspec.cli.run_progress import EVERY, LogEvery, RunProgress
 from mmspec.errors import ArgumentError
 from mmspec.files import STDOUT, check_writable, replacing
 from mmspec.recipes import Recipe, parse
@@ -76,6 +75,7 @@ def bench_image(
     dtype: Weights = DType.auto,
     device: Device = "cpu",
     output: Output = None,
+    log_every: LogEvery = EVERY,
     as_json: Json = False,
     random_weights: RandomWeights = False,
     config: Config = "llamagen-xl",
@@ -102,7 +102,7 @@ def bench_image(
     pipe = load_image_generator(model, device, drafter, dtype=dtype)
     score = attribute_score(model) if model in ("shapes", "scenes") else None
     overrides = SamplingOverrides(temperature, top_k, top_p, guidance_scale, min_p, typical_p)
-    report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
+    report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, as_json, log_every)
     record["settings"] |= {"device": device, "drafter": drafter, "dtype": dtype.value}
     _write(report, record, output, as_json)
 
@@ -125,6 +125,7 @@ def bench_speak(
     dtype: Weights = DType.auto,
     device: Device = "cpu",
     output: Output = None,
+    log_every: LogEvery = EVERY,
     as_json: Json = False,
 ) -> None:
     """Time recipes against plain decoding of the same texts and seeds, and print two tables.
@@ -146,7 +147,7 @@ def bench_speak(
     pipe = without_bars(load_audio_pipeline(model, device, dtype=dtype), drafter)
     score = word_accuracy() if model == "spoken" else None
     overrides = SamplingOverrides(temperature, top_k, top_p, None, min_p, typical_p)
-    report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
+    report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, as_json, log_every)
     latencies = first_audio(pipe, texts, chosen, repeats=repeats, seed=seed, sampling=overrides.given())
     record["settings"] |= {"device": device, "drafter": drafter, "dtype": dtype.value}
     record["first_sound"] = [asdict(latency) for latency in latencies]
@@ -186,12 +187,14 @@ def _measure(
     overrides: SamplingOverrides,
     score: Callable[[Any, Sequence[str]], float] | None,
     quiet: bool,
+    log_every: float,
 ) -> tuple[BenchReport, dict[str, Any]]:
     """Runs the benchmark; returns its report, and the record with the settings and the environment."""
     from mmspec.metrics.bench.recipes import bench, generations
     from mmspec.metrics.environment import environment
 
-    with _run_bar(generations(len(texts), chosen, sizes, repeats), quiet) as on_run:
+    runs = generations(len(texts), chosen, sizes, repeats)
+    with RunProgress(runs, "runs", quiet=quiet, every=log_every) as progress:
         report = bench(
             pipe,
             texts,
@@ -202,7 +205,7 @@ def _measure(
             seed=seed,
             overrides=overrides,
             score=score,
-            on_run=on_run,
+            on_run=lambda recipe, size: progress.update(note=f"{recipe}, batch {size}"),
         )
     settings = {"model": model, "recipes": [str(recipe) for recipe in chosen], "batch": sizes, "prompts": texts}
     sampling = {name: pipe.config.get(name) for name in asdict(overrides)} | overrides.given()
@@ -296,17 +299,3 @@ def read_sizes(text: str) -> list[int]:
         raise ArgumentError(f"--batch: {text!r} must be whole numbers of at least 1, separated by commas")
     limits.OUTPUTS.check("--batch", max(sizes))
     return sizes
-
-
-@contextmanager
-def _run_bar(total: int, quiet: bool) -> Iterator[Callable[[Recipe, int], None]]:
-    """Yields a callback that shows on stderr which recipe runs, out of `total` generations."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit=" runs", file=sys.stderr, disable=quiet or not sys.stderr.isatty()) as bar:
-
-        def on_run(recipe: Recipe, batch_size: int) -> None:
-            bar.set_postfix_str(f"{recipe}, batch {batch_size}", refresh=False)
-            bar.update()
-
-        yield on_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +37,7 @@ from mmspec.cli.metric_weights import (
 from mmspec.cli.model_options import DType, read_dtype
 from mmspec.cli.options import Drafter, GuidanceScale, Json, MinP, Temperature, TopK, TopP, TypicalP
 from mmspec.cli.pipelines import load_pipeline
+from mmspec.cli.run_progress import EVERY, LogEvery, RunProgress
 from mmspec.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ def evaluate(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be generated, and predict calls, memory and hours.")
     ] = False,
+    log_every: LogEvery = EVERY,
     as_json: Json = False,
 ) -> None:
     """Generate with every recipe, measure speed and quality with intervals, and write the results to a folder.
@@ -198,7 +200,7 @@ def evaluate(
         processes.gather(None)  # wait until the folder exists
         try:
             with sigterm_interrupts() if processes.count == 1 else nullcontext():
-                stopped = _generate(evaluation, output, quiet=as_json or processes.rank > 0)
+                stopped = _generate(evaluation, output, as_json or processes.rank > 0, log_every)
                 if stopped:  # out of the handler, as an exception holds on to the memory of the call that it ended
                     evaluation = _finished_part(evaluation, output)
                 result = measure_samples(evaluation, output, gate_on(pipe, resolved.prompts[0], resolved.batch))
@@ -222,7 +224,7 @@ def evaluate(
             raise
 
 
-def _generate(evaluation: Evaluation, output: Path, quiet: bool) -> bool:
+def _generate(evaluation: Evaluation, output: Path, quiet: bool, log_every: float) -> bool:
     """Generates the missing samples; returns whether an interrupt has stopped it.
 
     Raises:
@@ -231,9 +233,10 @@ def _generate(evaluation: Evaluation, output: Path, quiet: bool) -> bool:
     from mmspec.metrics.evaluation.evaluate import generate_samples
 
     config = evaluation.config
-    with _bar(len(config.recipes) * len(config.prompts) * len(config.seeds), quiet) as on_sample:
+    total = len(config.recipes) * len(config.prompts) * len(config.seeds)
+    with RunProgress(total, "samples", quiet=quiet, every=log_every) as progress:
         try:
-            generate_samples(evaluation, output, on_sample)
+            generate_samples(evaluation, output, lambda key: progress.update(note=key[0]))
         except KeyboardInterrupt:
             if evaluation.processes.count > 1:
                 raise
@@ -307,17 +310,3 @@ def _names(metrics: Any) -> Sequence[str]:
     if not names:
         raise ArgumentError("--metrics: no metric named; see `mmspec eval --help`")
     return names
-
-
-@contextmanager
-def _bar(total: int, quiet: bool) -> Iterator[Callable[[tuple[str, str, int]], None]]:
-    """Yields a callback that shows on stderr which recipe generated a sample."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit=" samples", file=sys.stderr, disable=quiet or not sys.stderr.isatty()) as bar:
-
-        def on_sample(key: tuple[str, str, int]) -> None:
-            bar.set_postfix_str(key[0], refresh=False)
-            bar.update()
-
-        yield on_sample

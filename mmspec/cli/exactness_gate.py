@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.registry import RULES
+from mmspec.ways_to_draft import RECIPES
 
 if TYPE_CHECKING:
     from mmspec.testing.exactness import ExactnessResult, Verdict
@@ -66,7 +67,7 @@ def gate(recipe: Recipe) -> Result:
 
 
 def gate_on(pipe: Any, prompt: str, batch: int) -> Callable[[Recipe], Verdict]:
-    """`gate`, which also checks rules of other packages on a model.
+    """`gate`, which also checks drafters and rules of other packages on a model.
 
     Args:
         pipe: The model.
@@ -76,7 +77,11 @@ def gate_on(pipe: Any, prompt: str, batch: int) -> Callable[[Recipe], Verdict]:
 
     def found(recipe: Recipe) -> Verdict:
         result = gate(recipe)
-        return check_on_model(recipe, pipe, prompt, batch) if result.ok and is_foreign(recipe) else result
+        return (
+            check_on_model(recipe, pipe, prompt, batch)
+            if result.ok and (is_foreign(recipe) or drafts_foreign(recipe))
+            else result
+        )
 
     return found
 
@@ -84,6 +89,11 @@ def gate_on(pipe: Any, prompt: str, batch: int) -> Callable[[Recipe], Verdict]:
 def is_foreign(recipe: Recipe) -> bool:
     """Whether the rule of a recipe is that of another package, which claims what the tests of mmspec do not cover."""
     return recipe.rule_name not in RULES
+
+
+def drafts_foreign(recipe: Recipe) -> bool:
+    """Whether the drafts of a recipe come from another package, which may report other probabilities than it has."""
+    return recipe.parts[0] not in RECIPES
 
 
 def check_on_model(recipe: Recipe, pipe: Any, prompt: str, batch: int) -> ModelResult:

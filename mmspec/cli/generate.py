@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from mmspec.cli.limited import say_limit
 from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, Tokenizer, Weights, read_config
 from mmspec.cli.options import (
     Device,
@@ -28,20 +31,24 @@ from mmspec.cli.options import (
     Width,
     read_recipe,
 )
+from mmspec.cli.run_progress import EVERY, LogEvery, RunProgress
 from mmspec.errors import ArgumentError
 
 
 def generate(
     prompts: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             show_default=False,
             help="A file with a prompt per line, or a JSON object with `prompt` and any of seed, id, recipe, "
             "temperature, top_k, top_p, min_p, typical_p, guidance_scale, negative_prompt, height, width, voice; - is "
             "stdin.",
         ),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The folder; an existing one is continued.")],
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", show_default=False, help="The folder; an existing one is continued."),
+    ] = None,
     model: Model = "shapes",
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Samples per prompt.")] = 1,
     shard: Annotated[
@@ -86,6 +93,13 @@ def generate(
     draft_model: DraftModel = None,
     dtype: Weights = DType.auto,
     device: Device = "cpu",
+    log_every: LogEvery = EVERY,
+    status: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", show_default=False, help="Print how far the runs that write into this folder are, instead."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Generate a sample per prompt into a folder, with a journal, and print what was done.
@@ -93,6 +107,13 @@ def generate(
     A run that was stopped or killed continues where it was: a sample is generated once, under a name that depends on
     its prompt, seed and settings only. Exit status 1 when the model refused a prompt.
     """
+    if status is not None:
+        if prompts is not None or output is not None:
+            raise ArgumentError("--status looks at a folder and generates nothing; leave --prompts and --output out")
+        print_status(status, as_json)
+        return
+    if prompts is None or output is None:
+        raise ArgumentError(f"{'-o/--output' if output is None else '--prompts'} is missing; see `mmspec generate -h`")
     from mmspec.bulk.folder import RunIdentity, check_output, open_shard
     from mmspec.bulk.requests import SampleSettings, read_requests
     from mmspec.bulk.stores import check_format, open_store
@@ -108,7 +129,8 @@ def generate(
     options = read_config(config, style=style, draft_model=draft_model)
     mine = (Shard() if shard is None else read_shard(shard)).split(launched_shard())
     check_output(output)
-    requests = mine.of(read_requests(prompts, settings, seed=seed, number=number, limit=limit))
+    said = partial(say_limit, limit)
+    requests = mine.of(read_requests(prompts, settings, seed=seed, number=number, limit=limit, on_lines=said))
 
     from mmspec.bulk.run import generate_missing
     from mmspec.cli.pipelines import load_generator
@@ -118,7 +140,7 @@ def generate(
     identity = RunIdentity(model, fingerprint(pipe), format)
     with open_shard(output, mine, identity) as folder:
         store = open_store(format, folder, identity.fingerprint, pack)
-        with _bar(len(requests), quiet=as_json) as on_samples:
+        with _counted(len(requests), as_json, log_every) as on_samples:
             result = generate_missing(
                 pipe,
                 requests,
@@ -143,26 +165,31 @@ def generate(
         raise typer.Exit(1)
 
 
+def print_status(output: Path, as_json: bool) -> None:
+    """Prints how far the processes are that generate into a folder."""
+    from mmspec.bulk.status import read_status, table
+
+    found = read_status(output)
+    if not as_json:
+        print(table(found))
+        return
+    shards = [
+        asdict(one) | {"shard": [one.shard.index, one.shard.count], "seconds_left": one.seconds_left} for one in found
+    ]
+    print(json.dumps({"output": str(output), "shards": shards}))
+
+
 @contextmanager
-def _bar(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a callback that counts samples on stderr, with an estimate of the time that is left.
-
-    The first count, of samples of earlier runs, does not enter the estimate.
-    """
-    from tqdm import tqdm
-
-    bar: Any = None
+def _counted(total: int, quiet: bool, every: float) -> Iterator[Callable[[int], None]]:
+    """Yields a callback that counts samples on stderr; its first count is that of samples of earlier runs."""
+    progress: RunProgress | None = None
 
     def on_samples(count: int) -> None:
-        nonlocal bar
-        if bar is None:
-            hidden = quiet or sys.stderr is None or not sys.stderr.isatty()
-            bar = tqdm(total=total, initial=count, unit=" samples", file=sys.stderr, disable=hidden, smoothing=0.05)
+        nonlocal progress
+        if progress is None:
+            progress = stack.enter_context(RunProgress(total, "samples", quiet=quiet, every=every, done=count))
         else:
-            bar.update(count)
+            progress.update(count)
 
-    try:
+    with ExitStack() as stack:
         yield on_samples
-    finally:
-        if bar is not None:
-            bar.close()

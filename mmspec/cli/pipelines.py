@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmspec.cli.model_options import DType
 from mmspec.errors import ArgumentError
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from mmspec.audio.pipeline import SpeechPipeline
@@ -44,6 +47,7 @@ def load_generator(
         from mmspec.vision.shapes.generator import load
 
         check_device(device)
+        log.info("loading %s", model)
         return without_bars(load(device=device, dtype=chosen), drafter)
     import mmspec
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmspec.cli.logs import LogLevel, set_level
 from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, Tokenizer, Weights, read_config
 from mmspec.cli.options import Device, Drafter, read_recipe
 from mmspec.cli.output_paths import check_folder, read_output
@@ -29,6 +30,10 @@ RecipeName = Annotated[
     typer.Option("--recipe", show_default="the model's", help="A name from `mmspec ls recipes`, with knobs."),
 ]
 MaxRows = Annotated[int, typer.Option(min=1, max=4096, help="Requests that are decoded at the same time, per model.")]
+Level = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", help="What is logged on stderr; info has a line per request.", show_default="info"),
+]
 MaxWaiting = Annotated[int, typer.Option(min=1, help="Requests that may wait; others get status 429.")]
 
 
@@ -124,12 +129,14 @@ def serve(
     draft_model: DraftModel = None,
     dtype: Weights = DType.auto,
     device: Device = "cpu",
+    log_level: Level = None,
 ) -> None:
     """Serve models over HTTP with OpenAI's endpoints, until SIGTERM or Ctrl-C.
 
     Requests join the running batch of their model. Models are separated by spaces: `mmspec serve shapes spoken`. The
     options from --drafter to --draft-model are for a single model.
     """
+    set_level(log_level, LogLevel.warning)
     if tokenizer is not None and codec is not None:
         raise ArgumentError("--tokenizer and --codec name the same file; leave one of them out")
     options = read_config(config, style=style, draft_model=draft_model)
@@ -153,7 +160,7 @@ def serve(
         sizes=read_stand_ins(size_alias or (), "--size-alias", "SIZE"),
     )  # fmt: skip
     check_settings(settings)
-    _run(models, chosen, settings, max_rows, max_waiting, loading, open_page=False, learn=learn)
+    _run(models, chosen, settings, max_rows, max_waiting, loading, open_page=False, learn=learn, log_level=log_level)
 
 
 def demo(
@@ -187,6 +194,7 @@ def _run(
     loading: LoadOptions,
     open_page: bool,
     learn: Path | None = None,
+    log_level: LogLevel | None = LogLevel.warning,
 ) -> None:
     from mmspec.serving.app import Application
     from mmspec.serving.server import address_of, bind
@@ -209,6 +217,7 @@ def _run(
         print(f"mmspec: listening on {address}", file=sys.stderr, flush=True)
         if open_page:
             webbrowser.open(address)
+        set_level(log_level, LogLevel.info)  # a line per request, but an error while models are loaded stays one line
         run(application, listener)
     finally:
         listener.close()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ from mmspec.cli.model_options import Codec, Config, DType, Style, read_config
 from mmspec.cli.options import Device, Drafter, Json, Model
 from mmspec.cli.output_paths import OPTION, check_folder, read_output
 from mmspec.cli.pipelines import load_audio_pipeline, load_pipeline, without_bars
+from mmspec.cli.run_progress import EVERY, LogEvery, RunProgress
 from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.files.inputs import open_regular
@@ -152,6 +152,7 @@ def train_drafter(
         int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sequences, the weights and their order.")
     ] = 0,
     device: Device = "cpu",
+    log_every: LogEvery = EVERY,
     as_json: Json = False,
 ) -> None:
     """Train a drafter on the model's own sequences, and print its folder.
@@ -225,7 +226,7 @@ def train_drafter(
         if sequences_of is not None and processes.rank == 0:
             take_sequences(sequences_of, sequences_folder(output), settings, pipe)
         if kind in TRAINED and TRAINED[kind].write:
-            record = build(pipe, settings, output, as_json)
+            record = build(pipe, settings, output, as_json, log_every)
             print(json.dumps({"output": str(output), **record}) if as_json else output)
             return
         trainer = Trainer(pipe, settings, output, processes.rank, processes.count)
@@ -235,11 +236,12 @@ def train_drafter(
         # The processes of one training share the folder. One of them prints progress, and none does with --json.
         with (
             locked(work, OPTION) if lead else nullcontext(),
-            bars(quiet=as_json or not lead, sequences=sequences, steps=steps, step=trainer.step) as show,
+            Bars(as_json or not lead, sequences, steps, trainer.step, log_every) as show,
         ):
             if processes.count > 1:
                 torch.distributed.barrier()  # all processes write after the leftovers of an earlier run are gone
             own = trainer.collect(show.chunk)
+            show.collected()
             trainer.train(own, validate_every, save_every, show.step, show.point)
             show.kept(trainer.best)
     if not lead:
@@ -272,7 +274,7 @@ def speech_options(
     return given or None
 
 
-def build(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]:
+def build(pipe: Any, settings: Any, output: Path, quiet: bool, log_every: float) -> dict[str, Any]:
     """Builds a drafter that needs no training, in one process; returns its record."""
     from mmspec.files.folders import make_folder
     from mmspec.files.locks import locked
@@ -280,7 +282,7 @@ def build(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]
     write = resolve(TRAINED[settings.kind].where)
     output.mkdir(parents=True, exist_ok=True)
     work = make_folder(output, "work")
-    with locked(work, OPTION), bars(quiet=quiet, sequences=settings.sequences, steps=0, step=0) as show:
+    with locked(work, OPTION), Bars(quiet, settings.sequences, 0, 0, log_every) as show:
         return write(pipe, settings, output, show.chunk, show.point)
 
 
@@ -295,22 +297,21 @@ def check_trainable(pipe: Any) -> None:
 
 
 class Bars:
-    """Progress of a training on stderr: a line for each measurement and, on a terminal, progress bars."""
+    """Progress of a training on stderr: that of its sequences and steps, and a line for each measurement."""
 
-    def __init__(self, quiet: bool, sequences: int, steps: int, step: int) -> None:
-        from tqdm import tqdm
-
-        hidden = quiet or not sys.stderr.isatty()
+    def __init__(self, quiet: bool, sequences: int, steps: int, step: int, log_every: float = EVERY) -> None:
         self._quiet = quiet
-        self._made = tqdm(total=sequences, unit=" sequences", file=sys.stderr, disable=hidden)
-        self._steps = tqdm(total=steps, initial=step, unit=" steps", file=sys.stderr, disable=hidden)
+        self._made = RunProgress(sequences, "sequences", quiet=quiet, every=log_every)
+        self._steps = RunProgress(steps, "steps", quiet=quiet, every=log_every, done=step)
 
     def chunk(self, count: int) -> None:
         self._made.update(count)
 
+    def collected(self) -> None:
+        self._steps.restart()
+
     def step(self, step: int, loss: float) -> None:
-        self._steps.set_postfix_str(f"loss {loss:.4f}", refresh=False)
-        self._steps.update()
+        self._steps.update(note=f"loss {loss:.4f}")
 
     def point(self, point: CurvePoint) -> None:
         if self._quiet:
@@ -318,7 +319,7 @@ class Bars:
         shares = " ".join("-" if share is None else f"{share:.3f}" for share in point.acceptance)
         loss = "" if point.loss is None else f"loss {point.loss:.4f}, "
         line = f"step {point.step}: {loss}acceptance {shares}, {point.tokens_per_call:.2f} tokens per call"
-        self._steps.write(line, file=sys.stderr)
+        self._steps.write(line)
 
     def kept(self, point: CurvePoint) -> None:
         if not self._quiet:
@@ -328,18 +329,11 @@ class Bars:
                     "; that is the drafter as it was before the training, which has made it no better: give more "
                     "--steps, --sequences or --prompts, or another --lr"
                 )
-            self._steps.write(line, file=sys.stderr)
+            self._steps.write(line)
 
-    def close(self) -> None:
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._made.close()
         self._steps.close()
-
-
-@contextmanager
-def bars(**options: Any) -> Iterator[Bars]:
-    """Yields `Bars` and closes them."""
-    shown = Bars(**options)
-    try:
-        yield shown
-    finally:
-        shown.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from mmspec.cli.metric_weights import ClipWeights, Dinov2Weights, InceptionWeigh
 from mmspec.cli.options import Device, Json, Model
 from mmspec.cli.output_paths import OPTION, check_folder, read_output
 from mmspec.cli.pipelines import load_pipeline
+from mmspec.cli.run_progress import EVERY, LogEvery, RunProgress
 from mmspec.cli.train_drafter import check_trainable
 from mmspec.errors import ArgumentError, unknown_name
 
@@ -53,6 +53,7 @@ def train_judge(
     dinov2: Dinov2Weights = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the images and the replaced tokens.")] = 0,
     device: Device = "cpu",
+    log_every: LogEvery = EVERY,
     as_json: Json = False,
 ) -> None:
     """Train the judge of the recipe `judge` on images that differ in one token, and print its folder.
@@ -64,8 +65,6 @@ def train_judge(
     if metric not in METRICS:
         raise unknown_name("metric", metric, METRICS)
     check_folder(output, OPTION, "training.json")
-
-    from tqdm import tqdm
 
     from mmspec.files import replacing_folder
     from mmspec.files.folders import replacing_inside
@@ -81,12 +80,11 @@ def train_judge(
     check_trainable(pipe)
     distance = image_distance(pipe, metric, {name: where for name, where in weights.items() if where}, device)
     output.mkdir(parents=True, exist_ok=True)
-    hidden = as_json or not sys.stderr.isatty()
     with (
         locked(output, OPTION),
-        tqdm(total=pairs + pairs // 2, unit=" pairs", file=sys.stderr, disable=hidden) as bar,
+        RunProgress(pairs + pairs // 2, "pairs", quiet=as_json, every=log_every) as progress,
     ):
-        judge, record = training.train_judge(pipe, distance, settings, bar.update)
+        judge, record = training.train_judge(pipe, distance, settings, progress.update)
         with replacing_folder(output) as folder:
             judge.save_pretrained(folder)
         with replacing_inside(output, "training.json") as file:

@@ -9,9 +9,9 @@ from functools import partial
 from torch import Tensor
 
 from mmspec.continuous.sampler import LatentHead, LatentRule, LatentSampler
-from mmspec.continuous.stats import LatentStats, with_counter
+from mmspec.continuous.stats import with_counter
 from mmspec.continuous.tolerance import Tolerance
-from mmspec.decoding.assembly import NO_RESOURCES, running_batch, window_policy
+from mmspec.decoding.assembly import running_batch, window_policy
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
@@ -19,7 +19,6 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
 from mmspec.decoding.target import Target
-from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.registry import rules
@@ -76,49 +75,6 @@ class PreparedLatents:
 def _in_turn(observers: Sequence[OnStep], step: Step) -> None:
     for observe in observers:
         observe(step)
-
-
-@dataclass(frozen=True)
-class Latents:
-    """The result of a run.
-
-    Attributes:
-        tokens: Latents and their marks, float32 [B, N, D + M].
-        stats: Statistics of the run.
-    """
-
-    tokens: Tensor
-    stats: LatentStats
-
-
-def run_latents(
-    target: Target,
-    head: LatentHead,
-    recipe: Recipe,
-    layout: Layout,
-    seeds: Sequence[int],
-    resources: DraftResources = NO_RESOURCES,
-    on_step: OnStep | None = None,
-) -> Latents:
-    """Decodes a batch of rows of continuous tokens; see `mmspec.batching.run.run`.
-
-    Args:
-        target: The backbone with its prompts, one per row; `head` reads the output of its `forward`.
-        head: The head of the target.
-        recipe: `plain`, or a recipe with a rule for latents, such as `scd+smoothed:sigma=0.1`.
-        layout: Layout with `cell` (D + M,) and a floating-point `dtype`.
-        seeds: One per row. A row's latents depend only on its own seed and prompt, not on the batch.
-        resources: The resources of the model for drafters.
-        on_step: Called after every target call.
-
-    Raises:
-        ArgumentError: If the recipe is for discrete tokens, or needs a resource that the model does not have.
-    """
-    batch = PreparedLatents(target, head, layout, resources).batch(recipe, seeds, Watch(on_step))
-    decode_to_end(batch)
-    stats = batch.stats()
-    assert isinstance(stats, LatentStats)
-    return Latents(batch.state.result().clone(), stats)
 
 
 def build_latent_rule(recipe: Recipe) -> LatentRule:

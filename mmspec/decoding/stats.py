@@ -42,6 +42,12 @@ class RowStats:
     truncated: bool = False
 
 
+def no_tokens(measured: bool) -> RowStats:
+    """The statistics of a row that was not decoded; `measured` says whether the run measured entropies."""
+    bits = 0.0 if measured else None
+    return RowStats(0, 0, 0.0, bits, bits)
+
+
 @dataclass
 class Stats:
     """The cost of one run.

@@ -1,21 +1,43 @@
-"""`decode_to_end`: steps a batch until every row is finished."""
+"""`decode_to_end`: steps a batch until every row is finished.
+
+A call of a model is a request, which `mmspec.batching.call` decodes. A batch alone is for those that measure the loop
+or test a distribution: their rows are samples of a target, tens of thousands at a time, and belong to no request.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from mmspec.decoding.stats import Meter
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.stats import Meter, Stats
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What was decoded.
+
+    Attributes:
+        tokens: [B, N, *cell], padding after a row's end.
+        stats: The statistics of the run.
+    """
+
+    tokens: Tensor
+    stats: Stats
 
 
 class SteppedBatch(Protocol):
     """A batch that is decoded step by step.
 
     Attributes:
+        state: Its rows and their tokens.
         meter: Counts calls, tokens and seconds.
     """
 
+    state: BatchState
     meter: Meter
 
     def start(self) -> bool:
@@ -26,11 +48,16 @@ class SteppedBatch(Protocol):
         """Decodes more of each row; returns whether any row is running."""
         ...
 
+    def stats(self) -> Stats:
+        """The statistics so far."""
+        ...
 
-def decode_to_end(batch: SteppedBatch) -> None:
+
+def decode_to_end(batch: SteppedBatch) -> Decoded:
     """Decodes a batch, from its prompts on, until every row is finished."""
     with torch.inference_mode():
         running = batch.start()
         while running:
             running = batch.step()
     batch.meter.clock.lap("other")
+    return Decoded(batch.state.result().clone(), batch.stats())

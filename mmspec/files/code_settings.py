@@ -33,6 +33,9 @@ LEFT_OUT: Mapping[str, str] = {
 }
 """Keys, at any depth, and what each would decide."""
 
+# Values of the attention and the experts that are part of transformers' own classes.
+_OWN = ("eager", "sdpa", "grouped_mm", "batched_mm", True)
+
 # The library that replaces the layers decides what runs, and some of them fetch kernels from the Hub.
 QUANTIZED = ("quantization_config", "compression_config")
 
@@ -71,7 +74,7 @@ def refuse_code(values: Mapping[str, Any], what: str) -> None:
     """
     refuse_quantized(values, what)
     for key, value in _entries(values):
-        if key in LEFT_OUT and value:
+        if key in LEFT_OUT and value and not ("_implementation" in key and value in _OWN):
             raise ModelError(f"{what}: config.json has {key!r}, which {LEFT_OUT[key]}; remove it")
 
 

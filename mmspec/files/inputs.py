@@ -35,12 +35,33 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def check_regular(path: Path) -> None:
-    """Checks that a library which opens a file by its name will find a regular one.
+    """Checks that a library which opens a file by its name will find a regular one, with its content on the disk.
+
+    A file of holes costs who makes it nothing, and who reads it its whole length in memory.
 
     Raises:
-        OSError: As `open_regular`.
+        OSError: As `open_regular`, and if a file of more than `limits.FILE_BYTES` has little but holes.
     """
-    open_regular(path).close()
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limits.FILE_BYTES.value and not _is_stored(file.fileno(), size // _HOLES):
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, nearly all of them holes", str(path))
+
+
+_HOLES = 16  # files of weights whose file system compresses zeros still have this part of their length
+
+
+def _is_stored(descriptor: int, least: int) -> bool:
+    """Whether a file has at least so many bytes outside of its holes, where the system can tell."""
+    stored = end = 0
+    while stored < least:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        except OSError as error:  # ENXIO: there is no more data; others: the file system does not tell
+            return error.errno != errno.ENXIO
+        stored += end - start
+    return True
 
 
 # Files that libraries read whole, whatever their size.
@@ -66,6 +87,8 @@ def check_files(path: Path, argument: str, levels: int = 3) -> None:
     try:
         found = path.stat()
         refuse_special(path, found.st_mode)
+        if path.suffix not in _READ_WHOLE and found.st_size > limits.FILE_BYTES.value:
+            check_regular(path)
     except FileNotFoundError:  # a link that leads nowhere
         return
     except OSError as error:

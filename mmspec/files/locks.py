@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, MMSpecError, OutputError
 
 FILE = ".mmspec.lock"
 _PARTIAL = ".mmspec-*.part"  # the temporary files of `mmspec.files.replacing`
@@ -16,7 +18,8 @@ _PARTIAL = ".mmspec-*.part"  # the temporary files of `mmspec.files.replacing`
 def locked(folder: Path, argument: str) -> Iterator[None]:
     """Holds the lock of a folder during a block; the system releases it if the process is killed.
 
-    Temporary files that a killed process left in the folder are deleted first.
+    Temporary files that a killed process left in the folder are deleted first. The lock's file stays in the folder,
+    unless the block refuses its input before the first run has written anything.
 
     Args:
         folder: An existing folder.
@@ -27,9 +30,14 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
+    new = not os.path.lexists(folder / FILE)
     lock = FileLock(folder / FILE)
     try:
-        lock.acquire(blocking=False)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            time.sleep(0.05)  # a process that looks whether it is held holds it for a moment
+            lock.acquire(blocking=False)
     except Timeout:
         raise ArgumentError(
             f"{argument}: '{folder}' is in use by another mmspec process; wait until it ends, or name another folder"
@@ -42,6 +50,12 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
             with suppress(OSError):  # a folder, a file of another user
                 left.unlink(missing_ok=True)
         yield
+    except OutputError:
+        raise
+    except MMSpecError:
+        if new:
+            (folder / FILE).unlink(missing_ok=True)
+        raise
     finally:
         lock.release()
 

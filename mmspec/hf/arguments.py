@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from transformers.generation.logits_process import PrefixConstrainedLogitsProces
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.hf.allowed_tokens import AllowedFn, tabulate
-from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.logits_processors import KNOWN, convert_processor
 from mmspec.hf.modes import refuse_settings
 from mmspec.hf.plan import PlanRequest
@@ -191,8 +190,11 @@ def read_request(
     vocab_size: int,
     config: Any,
     inputs: Mapping[str, Any],
+    given: Collection[str] | None = None,
 ) -> PlanRequest:
     """The request that a model's adapter plans for; `found` and `processors` are the result of `read_processors`.
+
+    `given` are the keywords of the caller, as in `mmspec.generate`.
 
     Raises:
         PromptError: If prompts are padded on the right.
@@ -220,5 +222,5 @@ def read_request(
         all_logits=any(type(p) is not RepetitionPenalty or guidance is not None for p in processors),
         config=config,
         inputs={name: value for name, value in inputs.items() if name not in (*SET_BY_DECODING, "position_ids")},
-        given=dropped_arguments(model).given,
+        given=given,
     )

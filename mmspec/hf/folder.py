@@ -263,15 +263,35 @@ def read_config(kind: Any, folder: Path, what: str) -> Any:
     """
     values = read_object(folder / "config.json")
     refuse_quantized(values, what)
+    _refuse_elsewhere(values, folder, what)
+    # A class of configurations finds its part in that of a larger model only when it reads a folder itself.
+    with TemporaryDirectory(prefix="mmspec-") as place, building(what, f"a {kind.__name__}"):
+        (Path(place) / "config.json").write_text(json.dumps(values), encoding="utf-8")
+        return kind.config_class.from_pretrained(place)
+
+
+def check_part(folder: Path, what: str) -> None:
+    """Checks that a part of a model, which a library reads itself, chooses no code and has its own weights.
+
+    Raises:
+        ModelError: If it does, or has not.
+    """
+    check_processor(folder)
+    file = folder / "config.json"
+    values = parse_json(read_bytes(file, "config"), f"config: '{file}'") if file.is_file() else {}
+    if not isinstance(values, dict):
+        raise ModelError(f"{what}: config.json must contain a JSON object, not a {type(values).__name__}")
+    refuse_code(values, what)
+    _refuse_elsewhere(values, folder, what)
+
+
+def _refuse_elsewhere(values: Mapping[str, Any], folder: Path, what: str) -> None:
+    """Refuses weights of another folder."""
     if (folder / ADAPTER).is_file():
         raise ModelError(f"{what} has an {ADAPTER}, which names another model to load; merge the adapter")
     named = values.get("transformers_weights")
     if named is not None and (not isinstance(named, str) or Path(named).name != named):
         raise ModelError(f"{what}: config.json names the weights {str(named)!r}; it must be a file of the folder")
-    # A class of configurations finds its part in that of a larger model only when it reads a folder itself.
-    with TemporaryDirectory(prefix="mmspec-") as place, building(what, f"a {kind.__name__}"):
-        (Path(place) / "config.json").write_text(json.dumps(values), encoding="utf-8")
-        return kind.config_class.from_pretrained(place)
 
 
 def check_parameters(kind: Any, config: Any, folder: Path) -> None:

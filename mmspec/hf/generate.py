@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from mmspec.batching.run import Decoded, run
+from mmspec.batching.call import decode_rows
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, normalised_guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
-from mmspec.decoding.step import OnStep, Step
+from mmspec.decoding.step import OnStep, Step, Watch
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.head import Head
 from mmspec.hf.adapters import GenerateAdapter, adapter_of
@@ -33,11 +35,10 @@ from mmspec.hf.arguments import (
     refuse_modes,
 )
 from mmspec.hf.attention import refuse_flash_attention_inside
-from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.causal_target import CausalTarget, with_cuda_graphs
 from mmspec.hf.codebook import read_codebook
 from mmspec.hf.custom_processors import after_allowed_ids, check_processor
-from mmspec.hf.modes import refuse_dropped
+from mmspec.hf.modes import refuse_call
 from mmspec.hf.ngram import count_table
 from mmspec.hf.options import check_options
 from mmspec.hf.plan import Plan, PlanRequest
@@ -77,13 +78,15 @@ def generate(
     heads: Sequence[Head] = (),
     on_step: OnStep | None = None,
     measure_entropy: bool = False,
+    token_streamer: Any = None,
+    given: Collection[str] | None = None,
     **inputs: Any,
 ) -> Tensor | GenerateOutput:
     """Generates the tokens of images or audio by a recipe; pass it to `model.generate` as `custom_generate`.
 
     The other arguments of `model.generate` do what they do in transformers, or are refused in one line;
-    docs/arguments.md lists them all. `streamer` receives the tokens as they are committed, and its `end()` is called
-    even after an error. `assistant_model` is another name of `draft_model`. The KV cache is always mmspec's.
+    docs/arguments.md lists them all. transformers does not hand `streamer` and `assistant_model` to this function: use
+    `token_streamer` and `draft_model`, or `mmspec.hf.call.call_generate`. The KV cache is always mmspec's.
     `prefix_allowed_tokens_fn` may depend on the position, the row and the prompt only. Logits processors and stopping
     criteria must be functions of one row's ids (and logits): they are evaluated at drafted positions, each with its own
     prefix, and for every committed token. A row that has ended is padded, also without `eos_token_id`.
@@ -111,6 +114,9 @@ def generate(
             `mmspec.heads.checkpoint.load_head` reads them.
         on_step: Called with a `mmspec.decoding.step.Step` after every call of the model.
         measure_entropy: Also report the entropy of the model's distribution.
+        token_streamer: A streamer of transformers. It receives the prompt, and the tokens as they are committed; its
+            `end()` is called even after an error.
+        given: The names of the caller's keywords, where they are known; see `mmspec.hf.call.call_generate`.
         **inputs: The inputs of the model, passed by transformers.
 
     Returns:
@@ -130,70 +136,56 @@ def generate(
         )
     warn_untested()
     check_options(draft_model, table, heads, on_step, measure_entropy)
-    dropped = dropped_arguments(unwrap(model))
     try:
-        refuse_dropped(dropped, generation_config)
-        draft_model = one_draft_model(draft_model, dropped.assistant_model)
-        recipe = choose_recipe(recipe, draft_model, dropped.assistant_model is not None, model.device.type)
+        refuse_call(unwrap(model), generation_config)
+        recipe = choose_recipe(recipe, draft_model, model.device.type)
         own = getattr(adapter_of(unwrap(model)), "generate", None)
         if own is not None:
-            if dropped.streamer is not None:
+            if token_streamer is not None:
                 raise ArgumentError(
-                    f"streamer is not supported for {type(unwrap(model)).__name__}, whose tokens are not single ids; "
+                    f"a streamer is not supported for {type(unwrap(model)).__name__}, whose tokens are not single ids; "
                     "use on_step"
                 )
             refuse_flash_attention_inside(unwrap(model))
             prepared = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
             by_kind = {head.kind: head.to(model.device) for head in heads}
-            return own(GenerateRequest(unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step, by_kind))
-        job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
+            return own(
+                GenerateRequest(unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step, by_kind, given)
+            )
+        job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs, given)
+        if token_streamer is not None:
+            token_streamer.put(input_ids.cpu())
         resources = job.resources(draft_model, recipe.window, heads)
-        observer = job.observer(on_step, dropped.streamer)
-        decoded = decode(job, recipe, seed, resources, table, observer, measure_entropy)
+        observer = job.observer(on_step, token_streamer)
+        rows, stats = decode(job, recipe, seed, resources, table, Watch(observer, measure_entropy))
     finally:
         # A reader in another thread waits for the end, also after an error.
-        if dropped.streamer is not None:
-            dropped.streamer.end()
-    tokens = decoded.tokens[:, : job.longest(decoded.tokens)] + job.plan.first_id
-    prompted = torch.cat([job.request.input_ids, tokens], dim=1)
+        if token_streamer is not None:
+            token_streamer.end()
+    ids = job.request.input_ids
+    tokens = pad_sequence(rows, batch_first=True, padding_value=job.layout.pad).to(ids.device) + job.plan.first_id
+    prompted = torch.cat([ids, tokens], dim=1)
     confirm(job.request, prompted, {end + job.plan.first_id for end in job.layout.eos})
     sequences = prompted if job.plan.keep_prompt else tokens
     if generation_config.return_dict_in_generate:
-        return GenerateOutput(sequences=sequences, stats=decoded.stats)
+        return GenerateOutput(sequences=sequences, stats=stats)
     return sequences
 
 
-def one_draft_model(draft_model: Any, assistant_model: Any) -> Any:
-    """The draft model under either of its names.
-
-    Raises:
-        ArgumentError: If both are given.
-    """
-    if draft_model is not None and assistant_model is not None:
-        raise ArgumentError("draft_model and assistant_model name the same thing; give one of them")
-    return draft_model if assistant_model is None else assistant_model
-
-
-def choose_recipe(recipe: str | Recipe | None, draft_model: Any, assisted: bool, device: str) -> Recipe:
+def choose_recipe(recipe: str | Recipe | None, draft_model: Any, device: str) -> Recipe:
     """The recipe of a call.
 
     Args:
         recipe: As the caller gave it.
         draft_model: The draft model, or None.
-        assisted: Whether it was given as `assistant_model`, which asks for nothing but drafts from that model.
         device: The type of the model's device.
 
     Raises:
         UnknownNameError: If there is no recipe or rule of that name.
-        ArgumentError: If the recipe has a knob that is not allowed, or does not use the assistant model.
+        ArgumentError: If the recipe has a knob that is not allowed.
     """
     default = DEFAULT if draft_model is None else "draft"
-    chosen = on_device(default, device) if recipe is None else parse(recipe)
-    if assisted and not chosen.needs_draft_model:
-        raise ArgumentError(
-            f"assistant_model was given, but recipe '{chosen}' does not draft with a draft model; use recipe='draft'"
-        )
-    return chosen
+    return on_device(default, device) if recipe is None else parse(recipe)
 
 
 def decode(
@@ -202,22 +194,13 @@ def decode(
     seed: int | Sequence[int] | None,
     resources: DraftResources,
     table: Tensor | None,
-    on_step: OnStep | None,
-    measure_entropy: bool,
-) -> Decoded:
-    """Decodes a call of `generate` whose tokens are single ids; the arguments are those of `generate`."""
+    watch: Watch,
+) -> tuple[list[Tensor], Stats]:
+    """Decodes a call of `generate` whose tokens are single ids; see `mmspec.batching.call.decode_rows`."""
     plan, rows = job.plan, len(job.request.input_ids)
     ngrams = count_table(table, recipe, job.layout, plan.first_id, plan.backbone.vocab_size, plan.backbone.device)
-    return run(
-        job.target(plan, recipe.window),
-        recipe,
-        job.layout,
-        [job.sampling] * rows,
-        salted(row_seeds(seed, rows), plan.salt),
-        replace(resources, table=ngrams),
-        on_step,
-        measure_entropy,
-    )
+    prepared = job.rows(rows, recipe, replace(resources, table=ngrams))
+    return decode_rows(prepared, recipe, salted(row_seeds(seed, rows), plan.salt), watch)
 
 
 @dataclass(frozen=True)
@@ -298,6 +281,10 @@ class GenerateJob:
         guide = None if uncond is None else normalised_guidance(plan.guidance_scale)
         return ProcessedTarget(target, processors, plan.history, plan.length + slack, guide)
 
+    def rows(self, count: int, recipe: Recipe, resources: DraftResources) -> PreparedRows:
+        """The rows of the call, ready to be decoded."""
+        return PreparedRows(self.target(self.plan, recipe.window), self.layout, [self.sampling] * count, resources)
+
     def resources(self, draft_model: Any, slack: int, heads: Sequence[Head] = ()) -> DraftResources:
         """The resources that the call provides for drafters.
 
@@ -370,6 +357,7 @@ def prepare(
     stopping_criteria: Any,
     generation_config: Any,
     inputs: Mapping[str, Any],
+    given: Collection[str] | None = None,
 ) -> GenerateJob:
     """Converts the arguments of `generate` to a job.
 
@@ -394,7 +382,7 @@ def prepare(
     vocab_size = adapter.vocab_size(model)
     for processor in custom:
         check_processor(processor, input_ids, vocab_size)
-    request = read_request(model, input_ids, found, processors, length, vocab_size, generation_config, inputs)
+    request = read_request(model, input_ids, found, processors, length, vocab_size, generation_config, inputs, given)
     processors = after_allowed_ids(processors, custom, request.allowed, input_ids.shape[1])
     request = replace(request, processors=processors)
     plan = adapter.plan(model, request)

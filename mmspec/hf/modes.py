@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from transformers.distributed.fsdp import is_fsdp_managed_module
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
 from mmspec.errors import ArgumentError
-from mmspec.hf.caller import DroppedArguments
 
 # The settings of a `GenerationConfig` that are refused, each with what to do instead. Values that mean "off" are let
 # through; see `OFF`.
@@ -40,6 +43,11 @@ ASSISTANT = {
     "assistant_ensemble_weight": (None, "it would change the distribution; leave it out"),
 }
 
+SYNCED = (
+    "synced_gpus=True is not supported; processes make different numbers of target calls, for which ZeRO-3 and FSDP "
+    "would wait for ever: shard the model with tp_plan or device_map"
+)
+
 
 def refuse_settings(config: Any) -> None:
     """Checks that a generation config sets nothing that would be ignored.
@@ -62,28 +70,38 @@ def refuse_settings(config: Any) -> None:
         )
 
 
-def refuse_dropped(dropped: DroppedArguments, config: Any) -> None:
-    """Checks the arguments that transformers does not pass on.
+def refuse_call(model: Any, config: Any) -> None:
+    """Checks what a call asks for, beside what its model is saved with.
 
     Args:
-        dropped: The arguments.
+        model: The model.
         config: The prepared `GenerationConfig`.
+        model: The model.
 
     Raises:
-        ArgumentError: If one of them cannot be followed.
+        ArgumentError: If the call sets `use_cache=False`, or processes would wait for each other at each call.
     """
-    if dropped.synced_gpus:
-        raise ArgumentError(
-            "synced_gpus=True is not supported; processes make different numbers of target calls, for which ZeRO-3 and "
-            "FSDP would wait for ever: shard the model with tp_plan or device_map"
-        )
-    if (dropped.given or {}).get("use_cache") is False:
+    saved = getattr(model, "generation_config", None)  # training saves models without caches
+    if config.use_cache is False and getattr(saved, "use_cache", None) is not False:
         raise ArgumentError("use_cache=False is not supported; drafts are verified on the KV cache: leave it out")
-    if dropped.assistant_model is not None:
-        for name, (default, advice) in ASSISTANT.items():
-            value = getattr(config, name, default)
-            if value is not None and value != default:
-                raise ArgumentError(refusal(name, value, advice))
+    # The default of transformers' `synced_gpus`.
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    several = several and torch.distributed.get_world_size() > 1
+    if several and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)):
+        raise ArgumentError(SYNCED)
+
+
+def refuse_assistant_settings(arguments: Mapping[str, Any]) -> None:
+    """Checks that a call of `generate` with an assistant model sets nothing that would be ignored.
+
+    Raises:
+        ArgumentError: If it sets something in `ASSISTANT`.
+    """
+    config = arguments.get("generation_config")
+    for name, (default, advice) in ASSISTANT.items():
+        value = arguments.get(name, getattr(config, name, None))
+        if value is not None and value != default:
+            raise ArgumentError(refusal(name, value, advice))
 
 
 def refusal(name: str, value: Any, advice: str) -> str:

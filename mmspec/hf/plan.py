@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class PlanRequest:
         all_logits: Whether they need the logits of all ids.
         config: The prepared `GenerationConfig`.
         inputs: All other inputs of the model.
-        given: The keywords of the caller of `generate`; None if nothing but `inputs` is known.
+        given: The keywords of the caller of `generate`; None if they are not known.
     """
 
     input_ids: Tensor
@@ -65,7 +65,7 @@ class PlanRequest:
     all_logits: bool
     config: Any
     inputs: Mapping[str, Any]
-    given: Mapping[str, Any] | None = None
+    given: Collection[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Inputs of a model: those that the caller of `generate` gave, and those that transformers prepared.
 
-What the caller gave is known by name, and refused by name. What transformers prepares changes with its releases: an
-input that mmspec does not know is ignored if it is a matter of the loop, which mmspec replaces.
+What transformers prepares changes with its releases: an input that mmspec does not know is ignored if it is a matter of
+the loop, which mmspec replaces, and refused otherwise. What the caller gave is refused by name, where it is known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def refuse_unknown_inputs(
     model: Any,
     inputs: Mapping[str, Any],
     known: Collection[str],
-    given: Mapping[str, Any] | None,
+    given: Collection[str] | None,
     mask: Tensor | None = None,
 ) -> None:
     """Checks that no input of a model would be lost.
@@ -35,7 +35,7 @@ def refuse_unknown_inputs(
         model: The model.
         inputs: Its inputs, as transformers prepared them.
         known: Names of the inputs that are read, besides those of every model.
-        given: The keywords of the caller of `generate`; None if the caller gave all inputs.
+        given: The keywords of the caller of `generate`; None if they are not known.
         mask: [B, T], 0 on the padding of prompts; None is the attention mask among the inputs.
 
     Raises:
@@ -50,22 +50,28 @@ def refuse_unknown_inputs(
         if name == "position_ids" and counts_tokens(value, mask):
             continue
         encoded = name == "mm_encoder_outputs"  # what transformers makes of the images of a prompt
-        if given is None or name in given or encoded:
+        if name in (given or ()) or encoded:
             shown = "pixel_values" if encoded else name
             raise ArgumentError(f"{shown} is not supported by mmspec for {kind}; leave it out")
         if is_of_the_loop(value, mask):
             continue
-        raise ArgumentError(
-            f"transformers prepared {name}, which mmspec does not know for {kind}; {comparison('transformers')}"
-        )
+        who = "transformers prepared" if given is not None else "the caller gave, or transformers prepared,"
+        raise ArgumentError(f"{who} {name}, which mmspec does not know for {kind}; {comparison('transformers')}")
 
 
 def refuse_filled_cache(inputs: Mapping[str, Any]) -> None:
     """Checks that a call does not continue from a KV cache, whatever its name.
 
     Raises:
-        ArgumentError: If a cache holds tokens.
+        ArgumentError: If a cache holds tokens, or is of another form than those of transformers.
     """
+    for name in NAMES:
+        value = inputs.get(name)
+        if value is not None and not is_cache(value):
+            raise ArgumentError(
+                f"{name} must be a cache of transformers, not a {type(value).__name__}, and mmspec has its own: leave "
+                "it out"
+            )
     for name, value in inputs.items():
         if is_cache(value) and int(value.get_seq_length()) > 0:
             raise ArgumentError(f"{name} already holds tokens; mmspec prefills the prompt itself: leave it out")

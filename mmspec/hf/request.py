@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ class GenerateRequest:
         draft_model: The draft model, without the wrapper of `torch.compile`, or None.
         on_step: Called after every target call, as in `mmspec.generate`.
         heads: Draft heads by kind.
+        given: The keywords of the caller, as in `mmspec.generate`.
     """
 
     model: Any
@@ -42,6 +43,7 @@ class GenerateRequest:
     draft_model: Any
     on_step: OnStep | None
     heads: Mapping[str, Head] = field(default_factory=dict)
+    given: Collection[str] | None = None
 
 
 def unwrap(model: Any) -> Any:

@@ -23,6 +23,11 @@ class Arguments(dict[str, Any]):
             raise AttributeError(f"the configuration has no {name!r}") from None
 
 
+def makes_audio(pipe: Any) -> bool:
+    """Whether a pipeline generates audio: its `output_kind` is "audio"; without that attribute it makes images."""
+    return getattr(pipe, "output_kind", "image") == "audio"
+
+
 class ModelPipeline:
     """A pipeline whose attributes hold its modules, at any depth."""
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import re
+import time
 from collections.abc import Callable, Sequence
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,8 +18,10 @@ from mmspec.serving.errors import ApiError, draining
 from mmspec.serving.request_ids import HEADER, new_id
 from mmspec.serving.settings import LOOPBACK, ServerSettings
 
+log = logging.getLogger(__name__)
 PROTECTED = ("/v1/", "/metrics")
 UNPROTECTED = ("/v1/files/",)  # addresses that cannot be guessed
+POLLED = ("/health", "/metrics")  # asked for every few seconds
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -78,19 +83,24 @@ class Guards:
             return
 
         request_id = new_id(dict(scope["headers"]).get(HEADER))
+        answer = _Answer(scope, request_id.decode())
 
         async def guarded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (HEADER, request_id), *_HEADERS]
                 self._count(scope["path"], message["status"])
+            answer.note(message)
             await send(message)
 
         try:
-            self._check(scope)
-        except ApiError as error:
-            await error.response()(scope, receive, guarded_send)
-            return
-        await self._app(scope, _BoundedBody(receive), guarded_send)
+            try:
+                self._check(scope)
+            except ApiError as error:
+                await error.response()(scope, receive, guarded_send)
+                return
+            await self._app(scope, _BoundedBody(receive), guarded_send)
+        finally:
+            answer.log()
 
     def _check(self, scope: Scope) -> None:
         """Checks the header of a request.
@@ -118,6 +128,32 @@ class Guards:
         announced = headers.get(b"content-length", b"")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limits.BODY_BYTES.value):
             raise too_large()
+
+
+class _Answer:
+    """A line of the log for one request: who asked for what, and what was sent; no headers, no query and no body."""
+
+    def __init__(self, scope: Scope, request_id: str) -> None:
+        self._scope, self._id, self._start = scope, request_id, time.monotonic()
+        self._status, self._bytes, self._whole = 0, 0, False
+
+    def note(self, message: Message) -> None:
+        """Takes note of a part of the response."""
+        self._status = message.get("status", self._status)
+        self._bytes += len(message.get("body", b""))
+        self._whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    def log(self) -> None:
+        """Writes the line."""
+        path = self._scope["path"]
+        level = logging.DEBUG if path in POLLED else logging.INFO
+        # A client that knows the name of a file may read it.
+        shown = f"{UNPROTECTED[0]}..." if path.startswith(UNPROTECTED) else path[:200]
+        log.log(
+            level, "%s %s %s %s %s, %d bytes in %.3f s%s", self._id, (self._scope.get("client") or "-")[0],
+            self._scope["method"], quote(shown), self._status or "no response", self._bytes,
+            time.monotonic() - self._start, "" if self._whole else ", cut off",
+        )  # fmt: skip
 
 
 class _BoundedBody:

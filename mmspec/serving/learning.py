@@ -21,6 +21,7 @@ from torch import Tensor
 from mmspec.audio.adapter import PreparedText
 from mmspec.errors import ArgumentError
 from mmspec.methods.trained import TRAINED
+from mmspec.pipeline import makes_audio
 from mmspec.recipes import parse
 from mmspec.serving.generation import CallOutput, DecodingRequest, Engine
 from mmspec.training.online import OnlineDistillation
@@ -129,6 +130,6 @@ def learning(engine: Engine, pipe: Any, recipe: str, folder: Path) -> LearningEn
     Raises:
         ArgumentError: If the pipeline generates no images from prompts, or has no drafter that can learn.
     """
-    if hasattr(pipe, "stream") or not hasattr(pipe, "add_drafter"):
+    if makes_audio(pipe) or not hasattr(pipe, "prepare") or not hasattr(pipe, "add_drafter"):
         raise ArgumentError("--learn requires an image model that drafters can be trained for")
     return LearningEngine(engine, OnlineDistillation(pipe, drafter_kind(pipe, recipe), folder))

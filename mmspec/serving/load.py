@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mmspec.pipeline import makes_audio
 from mmspec.serving.engines import new_engine
 from mmspec.serving.generation import Engine
 from mmspec.serving.models import ServedModel, recipe_of
@@ -27,7 +28,7 @@ def served_model(
     Raises:
         ArgumentError: If the server cannot serve the model.
     """
-    if not hasattr(pipe, "stream"):
+    if not makes_audio(pipe):
         check_served(pipe, name)
     chosen = recipe_of(pipe, recipe)
     engine: Engine = new_engine(pipe, chosen, max_rows, max_waiting)

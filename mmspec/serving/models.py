@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from mmspec.audio.adapter import PreparedText
 from mmspec.errors import did_you_mean
+from mmspec.pipeline import makes_audio
 from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.serving.errors import ApiError, cut_off
 from mmspec.serving.generation import DecodingRequest, Engine, Generation
@@ -49,7 +50,7 @@ class ServedModel:
     @property
     def kind(self) -> Kind:
         """What it generates."""
-        return "speech" if hasattr(self.pipe, "stream") else "image"
+        return "speech" if makes_audio(self.pipe) else "image"
 
     @cached_property
     def raster(self) -> Raster:

@@ -123,13 +123,9 @@ def encoded_image(
         format: A key of `MEDIA_TYPES`.
         quality: Of a JPEG or WebP file, 0 to 100; None is Pillow's.
     """
-    if hasattr(pipe, "preview"):
-        return base64.b64encode(encode(pipe.preview(codes), format, quality)).decode()
-    options = {} if size is None else {"height": size[0], "width": size[1]}
-    transformer = getattr(pipe, "transformer", None)
-    rows = [codes] if transformer is None else transformer.in_raster_order([codes])
-    (image,) = pipe.decode(rows, **options)
-    return base64.b64encode(encode(image, format, quality)).decode()
+    from mmspec.vision.image_stream import preview_of
+
+    return base64.b64encode(encode(preview_of(pipe, codes, size), format, quality)).decode()
 
 
 def encode(image: Image.Image, format: str, quality: int | None = None) -> bytes:

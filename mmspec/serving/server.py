@@ -34,8 +34,8 @@ class DrainingServer(uvicorn.Server):
         self._stop_at: float | None = None
         super().__init__(
             uvicorn.Config(
-                application.asgi, http=BoundedConnection, ws="none", loop="asyncio", log_level="warning",
-                access_log=False, server_header=False, timeout_graceful_shutdown=2, lifespan="on",
+                application.asgi, http=BoundedConnection, ws="none", loop="asyncio", log_config=None,
+                log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2, lifespan="on",
             )
         )  # fmt: skip
 

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.batching.run import Decoded, run
+from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import NO_RESOURCES
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.rows import select_rows
 from mmspec.decoding.target import Target
+from mmspec.decoding.to_end import Decoded, decode_to_end
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
@@ -140,7 +142,8 @@ def check_samples(
     vocab_size = make(1, 1).vocab_size
 
     def decode(seeds: Sequence[int]) -> Decoded:
-        return run(make(len(seeds), recipe.window), recipe, layout, [sampling] * len(seeds), seeds)
+        rows = PreparedRows(make(len(seeds), recipe.window), layout, [sampling] * len(seeds), NO_RESOURCES)
+        return decode_to_end(rows.batch(recipe, seeds))
 
     place = vocab_size ** torch.arange(layout.length - 1, -1, -1)
     joint = joint_probs(make, layout, sampling)

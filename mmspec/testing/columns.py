@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmspec.batching.run import Decoded, run
+from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.to_end import Decoded, decode_to_end
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
@@ -79,7 +80,8 @@ def check_columns(
             codebooks=lambda: tables,
             models=toy_models(vocab_size, layout, seed + 2000),
         )
-        return run(toy(size, seed, guided), recipe, layout, [sampling] * size, seeds, resources)
+        rows = PreparedRows(toy(size, seed, guided), layout, [sampling] * size, resources)
+        return decode_to_end(rows.batch(recipe, seeds))
 
     target = toy(1, seed, guided)
     place = target.columns ** torch.arange(length - 1, -1, -1)

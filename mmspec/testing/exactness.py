@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmspec.batching.run import Decoded, run
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.to_end import Decoded, decode_to_end
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
@@ -206,7 +207,8 @@ def check(
     def decode(seeds: Sequence[int]) -> Decoded:
         size = len(seeds)
         resources = toy_resources(size, v, layout, seed, [SamplingParams(sampling.temperature)] * size)
-        return run(ToyTarget(size, v, n, seed, guided), recipe, layout, [sampling] * size, seeds, resources)
+        rows = PreparedRows(ToyTarget(size, v, n, seed, guided), layout, [sampling] * size, resources)
+        return decode_to_end(rows.batch(recipe, seeds))
 
     place = v ** torch.arange(n - 1, -1, -1)
     joint = exact_joint(ToyTarget(1, v, n, seed, guided), sampling, layout)

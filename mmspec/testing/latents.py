@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.continuous.prepared import Latents, run_latents
+from mmspec.continuous.prepared import PreparedLatents
 from mmspec.continuous.sampler import LatentRule, LatentSampler
+from mmspec.continuous.stats import LatentStats
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.single_steps import decode_steps
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.to_end import Decoded, decode_to_end
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.rng import CounterRNG
@@ -82,7 +84,7 @@ def sample_plain(rule: LatentRule, samples: int, seed: int, dim: int, length: in
 
 def run_toy(
     recipe: Recipe, seeds: Sequence[int], seed: int, dim: int, length: int, head: ToyHead, draft: ToyHead
-) -> Latents:
+) -> Decoded:
     """Runs a recipe on the toy through the real loop.
 
     Args:
@@ -96,7 +98,8 @@ def run_toy(
     """
     layout = Layout(length=length, cell=(dim,), dtype=torch.float32)
     resources = toy_latent_resources(len(seeds), dim, length, seed, draft)
-    return run_latents(ToyBackbone(len(seeds), dim, length, seed), head, recipe, layout, seeds, resources)
+    backbone = ToyBackbone(len(seeds), dim, length, seed)
+    return decode_to_end(PreparedLatents(backbone, head, layout, resources).batch(recipe, seeds))
 
 
 def check_latents(
@@ -137,6 +140,7 @@ def check_latents(
     expected = sample_plain(rule, samples, seed, dim, length, head)
     seeds = range(seed * 10**9, seed * 10**9 + samples)
     decoded = run_toy(recipe, seeds, seed, dim, length, head, draft)
+    assert isinstance(decoded.stats, LatentStats)
     score, limit = compare_samples(decoded.tokens, expected)
     stats = decoded.stats
     return LatentExactnessResult(score, limit, samples, stats.tokens_per_call, stats.acceptance, stats.distance)

@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.batching.run import run
+from mmspec.batching.call import decode_rows
+from mmspec.batching.request import PreparedRows
 from mmspec.errors import ArgumentError
 from mmspec.files.documents import read_json
 from mmspec.files.fingerprint import fingerprint
@@ -222,14 +224,14 @@ def generate(prepare: Prepare, prompts: Sequence[str], seeds: Sequence[int]) -> 
     """Generates tokens int64 [B, N] for prompts."""
     recipe = parse(RECIPE)
     prepared = prepare(prompts, recipe.window)
-    target = prepared.make()
-    tokens = run(target, recipe, prepared.layout, prepared.samplings, seeds, prepared.resources).tokens
-    if not prepared.layout.eos:
-        return tokens
-    # Rows end long before the limit of their length; the padding after all of them is cut off.
+    rows = PreparedRows(prepared.make(), prepared.layout, prepared.samplings, prepared.resources)
+    found, _ = decode_rows(rows, recipe, seeds)
+    tokens = pad_sequence(found, batch_first=True, padding_value=prepared.layout.pad)
+    # One place after the longest row is kept; where the end is the padding, that is the row's own.
     padding = tokens == prepared.layout.pad
     longest = tokens.shape[1] - int((~padding.flip(1)).int().argmax(1).min())
-    return tokens[:, : longest + 1]
+    room = min(longest + 1, prepared.layout.length) - tokens.shape[1]
+    return F.pad(tokens, (0, room), value=prepared.layout.pad) if prepared.layout.eos else tokens
 
 
 def read_sequences(folder: Path, count: int, features: bool = True) -> TrainingSequences:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from batch_runs import run
 from tiny_models import scatter
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.hf.cache_name import cache_input
 from mmspec.recipes import parse

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import tiny_speech as tiny
 import torch
+from batch_runs import run
 from torch import Tensor
 from transformers import LogitsProcessor
 
 import mmspec
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError, ModelError

@@ -186,3 +186,10 @@ def test_errors() -> None:
         model.generate(**tiny.prompts(), **GREEDY, **OURS, talker_draft_model=model.talker)
     with pytest.raises(ArgumentError, match="call the generate of the whole model"):
         tiny.qwen2_5().talker.generate(input_ids=torch.tensor([[1]]), max_new_tokens=2, custom_generate=mmspec.generate)
+    model = tiny.qwen2_5(2)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(ArgumentError, match="^foo is not supported by mmspec for Qwen2_5OmniTalker"),
+    ):
+        patch.setattr(type(model.talker), "_validate_model_kwargs", lambda self, inputs: None)
+        qwen2_5_call(model, talker_do_sample=False, talker_foo=torch.rand(2, 3), **OURS)

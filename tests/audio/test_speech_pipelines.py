@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,16 @@ from tiny_speech import tokenizer
 from torch import Tensor
 
 import mmspec
+from mmspec.audio.assembly import AudioAssembler
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.load import smaller_model
 from mmspec.audio.models.flat.decoding import StreamFormat
 from mmspec.audio.models.flat.speech import FlatAdapter
 from mmspec.audio.models.flat.style import Style
+from mmspec.audio.text_parts import PartPrompt, TextParts
+from mmspec.batching.request import RequestOutput
 from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.stats import RowStats
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
@@ -63,6 +69,33 @@ def test_flat_pipeline(tmp_path: Path) -> None:
     assert len(long.tokens) == 2
     chunks = list(pipe.stream("one two six. seven. eight three", seed=0))
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), long["audio"], atol=1e-5)
+
+
+def test_a_stream_goes_on_after_a_part_without_tokens(tmp_path: Path) -> None:
+    pipe = flat(tmp_path)
+    made = pipe.read("one two six. seven. eight three. two one six", None)
+    parts = TextParts(pipe.adapter, made, SamplingParams(0.9), 0)
+    assembler = AudioAssembler(pipe.adapter, pause=0.02)
+    count = len(parts.prompts)
+    assert count > 2
+    found = [pipe("one two", seed=0).tokens[0] if i == count - 1 else torch.zeros(0).long() for i in range(count)]
+    rows = [RowStats(len(each), len(each) + 1, 0.0, None, None) for each in found]
+
+    class Engine:
+        def outputs(self) -> Iterator[RequestOutput]:  # as an engine: nothing for a part without tokens
+            yield RequestOutput("0", found[-1], True, "stop", 9, count - 1, PartPrompt(pipe.adapter, parts.prompts[-1]))
+
+        def row_stats(self, number: int) -> RowStats:
+            return rows[number]
+
+        def stop(self) -> None:
+            pass
+
+    stream = assembler.stream(Engine(), parts, 4, 4)  # type: ignore[arg-type]
+    stats = replace(pipe("one two", seed=0).stats, rows=rows)
+    whole = assembler.request(parts).finish(found, stats)
+    np.testing.assert_allclose(np.concatenate(list(stream), axis=-1), whole["audio"], atol=1e-5)
+    assert list(stream.notes) == whole.notes and sum("no sound" in note for note in whole.notes) == count - 1
 
 
 def test_super_frames_become_frames_of_their_slots() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 
 import mmspec
 from mmspec.audio.outputs import AudioOutput, AudioOutputs
@@ -28,7 +29,6 @@ from mmspec.audio.spoken.recognizer import embedded_recognizer, merge_homophones
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import Sentence, alphabet, read, script
 from mmspec.audio.spoken.transformer import SpokenTransformer
-from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources

@@ -117,7 +117,7 @@ def test_check_tells_of_a_foreign_rule(sly: None, capsys: pytest.CaptureFixture[
 
 
 class Model:
-    """Tokens of a large vocabulary, in which a rule that claims too much prefers the first."""
+    """Tokens of a large vocabulary, in which a rule or drafter that claims too much prefers the first."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -126,7 +126,7 @@ class Model:
         self.rows.append(len(prompts))
         generators = [torch.Generator().manual_seed(one) for one in seed]
         tokens = torch.stack([torch.randint(700, (16,), generator=g) for g in generators])
-        if float(recipe.knobs.get("factor", 1)) > 1:
+        if float(recipe.knobs.get("factor", 1)) > 1 or recipe.knobs.get("window") == 9:
             tokens = torch.where(tokens > 600, 0, tokens)
         return SimpleNamespace(tokens=tokens, stats=SimpleNamespace(target_calls=1))
 
@@ -138,3 +138,16 @@ def test_a_foreign_rule_runs_on_the_model(sly: None, monkeypatch: pytest.MonkeyP
         model = Model()
         assert gate_on(model, "x", 48)(parse(recipe)).ok == ok, recipe
         assert model.rows == ([48, 16, 48, 16] if "sly" in recipe else [])
+
+
+def test_a_foreign_drafter_runs_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exactness_gate, "gate", lambda recipe: GOOD)
+    for foreign, recipe, ok in (
+        (True, "draft:window=9", False),
+        (True, "draft:window=4", True),
+        (False, "draft", True),
+    ):
+        monkeypatch.setattr(exactness_gate, "RECIPES", {"plain": None} if foreign else {"draft": None})
+        model = Model()
+        assert gate_on(model, "x", 48)(parse(recipe)).ok == ok, recipe
+        assert model.rows == ([48, 16, 48, 16] if foreign else [])

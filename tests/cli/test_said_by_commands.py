@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from bulk_pipe import BulkPipe
 
+import mmspec.cli.pipelines
 from mmspec.cli.app import main
 from mmspec.cli.eval import DEFAULTS, resolve
 from mmspec.cli.option_names import in_options
@@ -52,14 +55,34 @@ def test_a_limit_beyond_the_prompts_is_said(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("limit", "said"), [("3", True), ("2", False), ("1", False)])
+def test_generate_says_a_limit_beyond_the_prompts(
+    limit: str, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mmspec.cli.pipelines, "load_generator", lambda *args: BulkPipe())
+    (tmp_path / "prompts.txt").write_text("a cat\n\na dog\n", encoding="utf-8")
+    words = ["generate", "--prompts", str(tmp_path / "prompts.txt"), "-o", str(tmp_path / "out"), "-n", "2"]
+    assert main([*words, "--limit", limit]) == 0
+    expected = "mmspec: --limit 3: there are 2 prompts, and all are used\n"
+    assert capsys.readouterr().err == (expected if said else "")
+
+
+def test_nothing_goes_to_stdout_for_a_closed_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["image", "a red circle", "--seed", "-1", "-o", str(tmp_path / "x.png")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'x.png'}\n" and sys.stderr is None
+    assert main(["image", "a red circle", "-m", "none"]) == 2
+
+
 def test_an_untrained_head_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    bars = Bars(quiet=False, sequences=1, steps=1, step=0)
-    for step in (0, 10):
-        bars.kept(CurvePoint(step, None, [0.5], 1.5))
+    with Bars(quiet=False, sequences=1, steps=1, step=0) as bars:
+        for step in (0, 10):
+            bars.kept(CurvePoint(step, None, [0.5], 1.5))
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(
         "kept step 0, the best measured: 1.50 tokens per call; that is the drafter as it was before"
     )
     assert "--steps, --sequences or --prompts" in first
     assert second == "kept step 10, the best measured: 1.50 tokens per call"
-    bars.close()

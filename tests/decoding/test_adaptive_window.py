@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from simulated_windows import Cost, Reused, committed, ratios
 from torch import Tensor
 
 import mmspec.decoding.assembly
 import mmspec.decoding.loop
-from mmspec.batching.run import run
 from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout

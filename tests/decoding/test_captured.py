@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+from batch_runs import run
 
-from mmspec.batching.run import run
 from mmspec.decoding import captured, graph_capture, loop
 from mmspec.decoding.ahead import OpenedWindow
 from mmspec.decoding.batch import BatchState

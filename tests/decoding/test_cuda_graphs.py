@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from batch_states import batch_states
 
-from mmspec.batching.run import run
 from mmspec.decoding import cuda_graphs, kept_graphs
 from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget
 from mmspec.decoding.kept_graphs import KeptGraphs

@@ -10,11 +10,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, guidance, normalised_guidance

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
+from batch_runs import run
 from tiny_targets import causal, llamagen
 from torch import Tensor
 
 import mmspec
 import mmspec.audio.spoken.target
 from mmspec.batching.async_engine import AsyncEngine
-from mmspec.batching.run import run
 from mmspec.decoding.gear import Gear
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.quantized_cache import (

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from batch_runs import run
 from torch import Tensor
 
-from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.to_end import Decoded
 from mmspec.drafters.ngram import NGramTable
 from mmspec.errors import ArgumentError
 from mmspec.hf.allowed_tokens import tabulate

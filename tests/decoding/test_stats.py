@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 
-from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.to_end import Decoded
 from mmspec.drafters.ngram import NGramTable
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
+from batch_runs import run
 from fake_targets import problems, traced_reads
 from recorded_calls import Recordings, recorded_graphs
 from tiny_targets import causal, llamagen
 from torch import Tensor, nn
 
-from mmspec.batching.run import run
 from mmspec.decoding.captured_calls import GraphCache
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.kept_graphs import KeptGraphs

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from golden_heads import eagle3_differences, eagle3_head, folder_of, recorded
 from safetensors.torch import load_file, save_file
 from tiny_targets import llamagen
@@ -16,7 +17,6 @@ from torch import Tensor
 
 import mmspec.drafters.chain
 import mmspec.testing.toys
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.eagle import EagleRunner

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
+from batch_runs import run
 from hf_image_cases import CASES, GUIDANCE, arguments, job_of, ours
 from torch import Tensor, nn
 
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.rows import select_rows

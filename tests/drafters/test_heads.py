@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from batch_runs import run
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
 import mmspec
 import mmspec.drafters.chain
-from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources

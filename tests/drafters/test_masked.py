@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from torch import Tensor
 
-from mmspec.batching.run import Decoded, run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.to_end import Decoded
 from mmspec.errors import ArgumentError
 from mmspec.methods.masked import MaskedDrafter, MaskedToy
 from mmspec.recipes import parse

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from torch import Tensor
 
 import mmspec.drafters.jacobi
 import mmspec.methods.one_step.drafter
 import mmspec.testing.exactness
-from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources

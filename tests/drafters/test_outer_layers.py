@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
+from batch_runs import run
 from tiny_targets import causal, llamagen, one_by_one
 from torch import Tensor
 
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, reuses_updates

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from batch_runs import run
 from torch import Tensor
 
 import mmspec.methods.pearl
-from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.to_end import Decoded
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget

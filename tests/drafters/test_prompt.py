@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
+from batch_runs import run
 from hf_image_cases import CASES, arguments, job_of
 from torch import Tensor
 from trainable import PROMPTS, tiny_pipe
 
 import mmspec.methods.prompt.drafter
-from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.batching.run import run
 from mmspec.continuous.jacobi import LatentJacobi
 from mmspec.continuous.sampler import LatentSampler
 from mmspec.decoding.adaptive_branching import FixedBranching

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
+from batch_runs import run
 from tiny_targets import causal
 from torch import Tensor
 
-from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import WindowSlots
 from mmspec.decoding.layout import Layout

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import toy_pipe
+from batch_runs import run
 from engine_rows import from_engine
 from golden_heads import block_difference, block_head, eagle3_differences, eagle3_head, folder_of, recorded
 from torch import Tensor
 
 import mmspec.methods.block.head
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.eagle import EagleRunner

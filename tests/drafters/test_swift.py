@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
+from batch_runs import run
 from tiny_targets import causal, llamagen
 
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, skips_layers

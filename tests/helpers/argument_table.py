@@ -31,7 +31,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from mmspec.errors import MMSpecError
 from mmspec.hf.cache_name import RELEASE
-from mmspec.hf.generate import generate
+from mmspec.hf.call import call_generate
 from mmspec.versions import tested_range
 
 DOC = Path(__file__).parents[2] / "docs" / "arguments.md"
@@ -160,7 +160,7 @@ CASES: dict[str, list[Case]] = {
     "begin_suppress_tokens": [Case([7, 8])],
     "sequence_bias": [Case([[[4], 5.0]])],
     "token_healing": [Case(True, THEIRS, "transformers does not hand the tokenizer on", compare=False)],
-    "guidance_scale": [Case(2.0, note="through Janus' own `generate`, too")],
+    "guidance_scale": [Case(2.0, note="Janus' own `generate` drops it, and is refused")],
     "watermarking_config": [Case(WatermarkingConfig(), OWN, shown="WatermarkingConfig()")],
     "num_return_sequences": [Case(2, more={"do_sample": True, "top_k": 1})],
     "output_attentions": [Case(True, OWN, compare=False)],
@@ -245,10 +245,12 @@ def outcome_of(model: Any, name: str, case: Case) -> tuple[str, str]:
     given[name] = case.value(model) if callable(case.value) and name not in FUNCTIONS else case.value
     if given.get("assistant_model") is True:
         given["assistant_model"] = tiny_speech.flat(layers=1)
-    recipe = {} if "recipe" in given or given.get("assistant_model") is not None else {"recipe": "scd:window=4"}
+    recipe: dict[str, Any] = (
+        {} if "recipe" in given or given.get("assistant_model") is not None else {"recipe": "scd:window=4"}
+    )
     given = {key: value for key, value in given.items() if value is not None or key == "attention_mask"}
     try:
-        ours = model.generate(**given, **recipe, custom_generate=generate)
+        ours = call_generate(model.generate, **given, **recipe)
     except MMSpecError as error:
         return OWN, str(error)
     except (ValueError, TypeError, NotImplementedError, AttributeError, ImportError, RuntimeError):
@@ -285,8 +287,14 @@ INTRODUCTION = """# Arguments of `generate`
 Every argument of transformers' `model.generate(..., custom_generate=mmspec.generate)`, as tried on a tiny Llama with
 transformers {releases}. *As transformers* means: greedy tokens, or samples from a single allowed id, equal those of
 the model's own `generate` with the same argument. *Refused* is one line, before any work. `mmspec.generate` itself
-takes `recipe`, `seed`, `draft_model`, `table`, `heads`, `on_step` and `measure_entropy`; a `streamer`, an
-`assistant_model` and `synced_gpus`, which transformers does not hand to a callable, are read from its frame.
+takes `recipe`, `seed`, `draft_model`, `table`, `heads`, `on_step`, `measure_entropy` and `token_streamer`.
+
+transformers does not hand `streamer`, `assistant_model` and `synced_gpus` to a callable, so that beside
+`custom_generate=mmspec.generate` they have no effect, and a streamer is given no more than the prompt: use
+`token_streamer` and `draft_model`. `mmspec.hf.call.call_generate(model.generate, ...)` takes them by their names, as
+tried below, and so does the repository in examples/hub. It also refuses every input of the model that mmspec does not
+read; beside `custom_generate`, one that says no more than a flag, a mask or positions is ignored, as transformers
+prepares such inputs itself.
 
 Models whose tokens are not single ids (MusicGen, Dia, Higgs Audio, CSM, Moshi) refuse more: `streamer`,
 `stopping_criteria`, and logits processors that depend on the prefix. `cache_implementation="offloaded"` and

@@ -19,6 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from counted_device import DEVICE, CountedColumns, counted_device
 from torch import Tensor
 
@@ -29,7 +30,6 @@ from mmspec.audio.models.moss_tts.decoding import MossTarget
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, triangles
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
-from mmspec.batching.run import run
 from mmspec.decoding import loop, single_steps
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget

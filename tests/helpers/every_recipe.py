@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from batch_runs import run
 
-from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout, TokenKind
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
+from mmspec.decoding.to_end import Decoded
 from mmspec.drafters.columns.coupling import COLUMN_COUPLINGS
 from mmspec.drafters.columns.jacobi import STARTS
 from mmspec.methods.masked import MaskedToy

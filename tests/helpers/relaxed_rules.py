@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from batch_runs import run
 from torch import Tensor
 
-from mmspec.batching.run import run
 from mmspec.codebook import Codebook
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from batch_runs import run
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.arguments.keywords import check_options
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.stats import Stats
 from mmspec.errors import PromptError

@@ -17,6 +17,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
+from batch_runs import run
 from counted_device import (
     DEVICE,
     CountedBlock,
@@ -31,7 +32,6 @@ from counted_device import (
 )  # fmt: skip
 from torch import Tensor
 
-from mmspec.batching.run import run
 from mmspec.codebook import Codebook
 from mmspec.decoding import captured as captured_windows
 from mmspec.decoding import loop, single_steps

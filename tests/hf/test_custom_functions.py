@@ -25,6 +25,7 @@ from transformers import (
 from transformers.generation import GenerationMixin
 
 from mmspec.errors import ArgumentError
+from mmspec.hf.call import call_generate
 from mmspec.hf.generate import generate
 
 pytestmark = pytest.mark.releases
@@ -186,16 +187,16 @@ def test_models_with_two_vocabularies_refuse_both() -> None:
         ({"logits_processor": [Fresh()]}, "logits_processor depends on the prefix, and JanusForConditionalGeneration"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            GenerationMixin.generate(janus, ids, max_new_tokens=16, **given, custom_generate=generate)
+            GenerationMixin.generate(janus, ids, guidance_scale=1, max_new_tokens=16, **given, custom_generate=generate)
 
 
 def test_an_assistant_model_is_a_draft_model(model: Any) -> None:
-    small, call = tiny_speech.flat(layers=1), CALL | {"do_sample": True, "seed": 4, "custom_generate": generate}
+    small, call = tiny_speech.flat(layers=1), CALL | {"do_sample": True, "seed": 4}
     call |= {"input_ids": IDS[1:], "attention_mask": None, "return_dict_in_generate": True}
-    ours = model.generate(**call, assistant_model=small)
-    named = model.generate(**call, draft_model=small, recipe="draft")
+    ours = call_generate(model.generate, **call, assistant_model=small)
+    named = call_generate(model.generate, **call, draft_model=small, recipe="draft")
     assert torch.equal(ours.sequences, named.sequences) and ours.stats.draft_calls == named.stats.draft_calls > 0
-    window = model.generate(**call, assistant_model=small, recipe="draft:window=3")
+    window = call_generate(model.generate, **call, assistant_model=small, recipe="draft:window=3")
     assert window.stats.draft_calls > 0
     for given, message in (
         ({"recipe": "scd"}, "assistant_model was given, but recipe 'scd' does not draft with a draft model; use"),
@@ -203,4 +204,4 @@ def test_an_assistant_model_is_a_draft_model(model: Any) -> None:
         ({"num_assistant_tokens": 4}, "num_assistant_tokens=4 is not supported; use recipe='draft:window=5'"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            model.generate(**call, assistant_model=small, **given)
+            call_generate(model.generate, **call, assistant_model=small, **given)

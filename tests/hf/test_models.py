@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from hf_image_cases import CASES, GUIDANCE, arguments, job_of, ours, with_prefix
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache, TopPLogitsWarper
 
 import mmspec.hf.causal_target
-from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.rows import select_rows
+from mmspec.decoding.to_end import Decoded
 from mmspec.hf.cache_name import cache_input
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.hf.prompt_slots import positions_by_slot

@@ -11,15 +11,15 @@ import tiny_speech
 import torch
 import transformers
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StaticCache
 from transformers.generation import GenerationMixin
 
 from mmspec.errors import ArgumentError
-from mmspec.hf import caller
+from mmspec.hf import modes
 from mmspec.hf.cache_name import NAMES, cache_input
-from mmspec.hf.caller import CODE, LOCALS
+from mmspec.hf.call import call_generate
 from mmspec.hf.generate import generate
-from mmspec.hf.prepared_inputs import is_of_the_loop, refuse_unknown_inputs
+from mmspec.hf.prepared_inputs import is_of_the_loop, refuse_filled_cache, refuse_unknown_inputs
 
 pytestmark = pytest.mark.releases
 
@@ -72,7 +72,7 @@ def preparing(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
 
 
 def call(model: Any, **more: Any) -> Tensor:
-    return model.generate(IDS, **CALL, custom_generate=generate, recipe="scd:window=3", **more)
+    return call_generate(model.generate, IDS, **CALL, recipe="scd:window=3", **more)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -82,9 +82,12 @@ def test_inputs_of_a_later_release(kind: str, monkeypatch: pytest.MonkeyPatch) -
     for what, (make, of_the_loop) in PREPARED.items():
         with monkeypatch.context() as patch:
             preparing(patch, "hypothetical", make())
+            direct = lambda: model.generate(IDS, **CALL, custom_generate=generate, recipe="scd:window=3")  # noqa: E731
             if of_the_loop:
-                assert torch.equal(call(model), expected), what
+                assert torch.equal(call(model), expected) and torch.equal(direct(), expected), what
                 continue
+            with pytest.raises(ArgumentError, match="^the caller gave, or transformers prepared, hypothetical, which"):
+                direct()
             with pytest.raises(ArgumentError) as error:
                 call(model)
         assert str(error.value) == (
@@ -128,11 +131,11 @@ def test_images_are_refused_by_the_name_that_the_caller_used(make: Any) -> None:
         call(model, **pixels)
 
 
-def test_a_direct_call_gives_all_inputs() -> None:
-    model = tiny_speech.flat()
-    with pytest.raises(ArgumentError, match="^foo is not supported by mmspec for LlamaForCausalLM; leave it out$"):
-        refuse_unknown_inputs(model, {"attention_mask": MASK, "foo": MASK}, (), None)
-    refuse_unknown_inputs(model, {"attention_mask": MASK, "foo": MASK}, ("foo",), None)
+def test_an_input_that_is_known_is_read() -> None:
+    model, features = tiny_speech.flat(), torch.rand(2, 3)
+    with pytest.raises(ArgumentError, match="^the caller gave, or transformers prepared, foo, which mmspec"):
+        refuse_unknown_inputs(model, {"attention_mask": MASK, "foo": features}, (), None)
+    refuse_unknown_inputs(model, {"attention_mask": MASK, "foo": features}, ("foo",), None)
 
 
 def test_positions_of_padding_mean_nothing() -> None:
@@ -140,15 +143,22 @@ def test_positions_of_padding_mean_nothing() -> None:
     assert is_of_the_loop(restarted, MASK) and not is_of_the_loop(restarted)
 
 
-def test_generate_still_has_what_is_read_of_its_frame() -> None:
-    """When this fails, transformers has renamed an argument of `generate`; every call is refused in one line then."""
-    assert set(LOCALS) <= set(CODE.co_varnames[: CODE.co_argcount + 1])
-
-
-def test_an_argument_that_generate_no_longer_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caller, "LOCALS", (*LOCALS, "listener"))
-    with pytest.raises(ArgumentError, match=r"^transformers' generate has no listener, which mmspec reads; "):
-        call(tiny_speech.flat())
+def test_use_cache_and_synced_gpus_are_refused_as_the_caller_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_speech.flat()
+    for given in ({"use_cache": False}, {"generation_config": GenerationConfig(use_cache=False)}):
+        with pytest.raises(ArgumentError, match="^use_cache=False is not supported"):
+            model.generate(IDS, **CALL, custom_generate=generate, **given)
+    model.generation_config.use_cache = False  # as training saves it
+    call(model)
+    with pytest.raises(ArgumentError, match="^synced_gpus=True is not supported"):
+        call(model, synced_gpus=True)
+    monkeypatch.setattr(modes, "is_deepspeed_zero3_enabled", lambda: True)
+    call(model)  # one process has none to wait for
+    for name, value in (("is_initialized", True), ("get_world_size", 2)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    monkeypatch.setattr(modes, "is_fsdp_managed_module", lambda module: False)
+    with pytest.raises(ArgumentError, match="^synced_gpus=True is not supported"):
+        modes.refuse_call(model, model.generation_config)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -163,3 +173,42 @@ def test_positions_of_the_caller_are_followed_or_refused(kind: str) -> None:
     else:
         own = model.generate(IDS, **CALL, position_ids=other, use_cache=True)
         assert torch.equal(call(model, position_ids=other), own)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_list_is_no_cache(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS[kind]()
+    preparing(monkeypatch, NAMES[0], [(torch.zeros(2, 2, 3, 4),) * 2])
+    with pytest.raises(ArgumentError, match=f"^{NAMES[0]} must be a cache of transformers, not a list, and mmspec has"):
+        call(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("cache", [[], (), "dynamic", torch.zeros(1)])
+def test_what_is_no_cache_is_refused(name: str, cache: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name} must be a cache of transformers, not a {type(cache).__name__}"):
+        refuse_filled_cache({"attention_mask": MASK, name: cache})
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "given", "refused"),
+    [
+        (None, {}, False),
+        (True, {"generation_config": GenerationConfig(use_cache=True)}, False),
+        (None, {"generation_config": GenerationConfig(use_cache=False)}, True),
+        (True, {"generation_config": GenerationConfig(use_cache=False)}, True),
+        (None, {"use_cache": False}, True),
+        (False, {"use_cache": False}, True),
+        (False, {}, False),  # of the training, by accident
+        (False, {"generation_config": GenerationConfig()}, False),
+    ],
+)
+def test_use_cache_of_the_caller_counts(checkpoint: bool | None, given: dict[str, Any], refused: bool) -> None:
+    model = tiny_speech.flat()
+    expected = call(model)
+    model.generation_config.use_cache = checkpoint
+    if refused:
+        with pytest.raises(ArgumentError, match="^use_cache=False is not supported; drafts are verified on the KV"):
+            call(model, **given)
+    else:
+        assert torch.equal(call(model, **given), expected)

@@ -19,7 +19,7 @@ from poisoned_memory import poisoned_memory
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.models.csm.decoding import CsmFrames
-from mmspec.batching.run import Decoded
+from mmspec.decoding.to_end import Decoded
 from mmspec.recipes import parse
 from mmspec.registry import RULES
 from mmspec.sampling.params import SamplingParams

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 
-from mmspec.batching.run import run
 from mmspec.decoding.kv_cache import KVCache
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from batch_runs import run
 from specialization_key import key
 from triton.runtime.interpreter import InterpretedFunction
 
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.kernels import (
     accept,

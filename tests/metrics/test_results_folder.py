@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from fake_pipe import Pipe, evaluated_pipe
 from PIL import Image
 
 from mmspec.cli.app import main
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, OutputError
 from mmspec.files.locks import FILE, locked
 from mmspec.media.images import read_image
+from mmspec.metrics.evaluation import generation
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, find_sample, sample_path
 from mmspec.metrics.evaluation.media import read_waveform
 from mmspec.metrics.evaluation.speed import speed_of
@@ -76,6 +78,58 @@ def test_a_folder_belongs_to_one_process(
         other.kill()  # the system releases the lock
     assert main(["eval", "-o", str(tmp_path), *SIZE]) == 0
     assert not left.exists()  # what a killed process left
+
+
+def test_a_refused_journal_leaves_the_folder_as_it_was(
+    pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "-o", str(tmp_path), *SIZE]) == 0
+    (tmp_path / FILE).unlink()
+    (journal,) = tmp_path.glob("*.jsonl")
+    journal.write_text("no record\n")
+
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    before = contents()
+    capsys.readouterr()
+    assert main(["eval", "-o", str(tmp_path), *SIZE[:-1], "0..3"]) == 2
+    assert "is not a sample record" in capsys.readouterr().err
+    assert contents() == before
+
+
+def test_remarks_on_samples_are_kept_and_said_once_per_recipe(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def notes_of(output: Any, count: int) -> list[list[str]]:
+        recipe, _, seed = pipe.calls[-1]
+        return [[f"cut at {recipe}"] if recipe.startswith("scd") and seed % 2 else []] * count
+
+    monkeypatch.setattr(generation, "notes_of", notes_of)
+    assert main(["eval", "-o", str(tmp_path), *SIZE]) == 0
+    notes = {key: sample.notes for key, sample in Journal(tmp_path).read().items()}
+    cut = [found for found in notes.values() if found]
+    assert 0 < len(cut) < 4 and all(found[0].startswith("cut at scd") for found in cut)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mmspec: note: ")]
+    assert said == [f"mmspec: note: scd: {len(cut)} of 4 samples have remarks, such as {cut[0][0]}"]
+    # A run that continues with all samples finished says it again.
+    assert main(["eval", "-o", str(tmp_path), *SIZE]) == 0
+    assert said[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("there", "error", "kept"),
+    [(False, ArgumentError, False), (True, ArgumentError, True), (False, OutputError, True), (False, None, True)],
+)
+def test_the_file_of_a_lock_goes_with_a_refusal(
+    tmp_path: Path, there: bool, error: type[Exception] | None, kept: bool
+) -> None:
+    if there:
+        (tmp_path / FILE).touch()
+    with suppress(ArgumentError, OutputError), locked(tmp_path, "DIR"):
+        if error is not None:
+            raise error("x")
+    assert (tmp_path / FILE).exists() == kept
 
 
 def test_a_lock_that_cannot_be_had_names_the_folder(tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ def test_moments_of_recordings_add_up() -> None:
 class Voice:
     """Generates half a second of a tone chosen by the prompt; `lantern` adds noise."""
 
+    output_kind = "audio"
+
     def __init__(self) -> None:
         self.channels = 1
         self.calls = 0

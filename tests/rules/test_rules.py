@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from batch_runs import run
 from relaxed_rules import CODEBOOK, RELAXED, SETTINGS, V, decode
 from torch import Tensor
 
 import mmspec.codebook
 import mmspec.methods.lantern
 import mmspec.sampling.rejection
-from mmspec.batching.run import run
 from mmspec.codebook import Codebook, kmeans, nearest, similar
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources

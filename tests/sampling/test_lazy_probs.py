@@ -11,9 +11,9 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from torch import Tensor
 
-from mmspec.batching.run import run
 from mmspec.codebook import Codebook
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout

@@ -13,16 +13,17 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from torch import Tensor
 
 import mmspec.sampling.multi_codebook
 import mmspec.sampling.sampler
 import mmspec.testing.exactness
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, triangles, undelay
-from mmspec.batching.run import Decoded, run
 from mmspec.codebook import Codebook
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.to_end import Decoded
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.acceptance import Accept

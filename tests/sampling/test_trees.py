@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
+from batch_runs import run
 from hf_image_cases import CASES, GUIDANCE, arguments, job_of, ours
 from numpy.typing import NDArray
 from relaxed_rules import RELAXED, SETTINGS
@@ -23,7 +24,6 @@ from torch import Tensor
 import mmspec.methods.dyspec.drafter
 import mmspec.sampling.k_seq
 import mmspec.sampling.tree_rejection
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import TreeTarget

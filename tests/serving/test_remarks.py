@@ -15,6 +15,7 @@ from served import served
 from torch import Tensor
 
 import mmspec
+import mmspec.bulk.generator
 from mmspec.audio.outputs import AudioOutput
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.bulk.calls import generate_batch
@@ -72,6 +73,18 @@ def test_streams_and_bulk_runs_say_what_calls_say(silent: bool) -> None:
     assert stream.notes == notes_of(silent) and stream.truncated
     (sample,) = generate_batch(pipe, requests_of([{"prompt": TEXT}], SampleSettings(), place="x", seed=0))
     assert sample.notes == notes_of(silent)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_generators_say_what_calls_say(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = pipeline(silent)
+    monkeypatch.setattr(mmspec.bulk.generator, "load", lambda **arguments: pipe)
+    mmspec.bulk.generator._load.cache_clear()
+    try:
+        found = mmspec.Generator("any")({"prompt": [TEXT]})
+    finally:
+        mmspec.bulk.generator._load.cache_clear()
+    assert found["notes"].tolist() == [notes_of(silent)] and found["error"].tolist() == [None]
 
 
 def test_audio_without_samples_is_saved_as_wav_only(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ class Image:
 class Speech(Image):
     """A speech pipeline that gives two parts, and then refuses."""
 
+    output_kind = "audio"
+
     def stream(self, text: str, **options: Any) -> Any:
         self.calls.append(options)
         yield from (1, 2)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from torch import Tensor
 
 import mmspec.decoding.loop
@@ -24,7 +25,6 @@ import mmspec.methods.cascade
 import mmspec.sampling.rejection
 import mmspec.sampling.sampler
 import mmspec.testing.toys
-from mmspec.batching.run import run
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint

@@ -9,11 +9,11 @@ import pytest
 import tiny_models
 import tiny_processors
 import torch
+from batch_runs import run
 from tiny_targets import causal, llamagen, one_by_one
 from torch import Tensor
 from trainable import PROMPTS, V, settings, tiny_pipe
 
-from mmspec.batching.run import run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from PIL import Image
 from torch import Tensor
 from trainable import settings
 
 import mmspec
-from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.to_end import Decoded
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits, split_cfg

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from golden import GOLDEN, expected
 from PIL import Image
 from torch import Tensor, nn
 
 import mmspec
-from mmspec.batching.run import Decoded, run
 from mmspec.cli.app import main
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.to_end import Decoded
 from mmspec.drafters.neighbors import NeighborDrafter
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse

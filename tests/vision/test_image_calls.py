@@ -103,6 +103,33 @@ def test_a_callback_interrupts_a_call(name: str) -> None:
     assert torch.equal(pipe(**call, seed=0, recipe="plain", output_type="latent").tokens, whole.tokens)
 
 
+@pytest.mark.parametrize("recipe", ["plain", "scd"])
+@pytest.mark.parametrize("name", PIPES)
+def test_an_interrupted_call_has_the_statistics_of_what_was_decoded(name: str, recipe: str) -> None:
+    make, call, _ = PIPES[name]
+    if name == "mar" and recipe == "scd":
+        recipe = "scd+tolerance"
+    pipe, calls = make(), 0
+    given = {key: [*value, value[0]] if isinstance(value, list) else value for key, value in call.items()}
+    whole = pipe(**given, seed=0, recipe=recipe, output_type="latent", batch_size=1).stats
+    first = whole.rows[0].calls
+
+    def stop(pipe: Any, step: int, committed: int, tensors: dict[str, Tensor]) -> None:
+        nonlocal calls
+        calls += 1
+        pipe._interrupt = calls == first + 2  # in the second of three batches
+
+    out = pipe(
+        **given, seed=0, recipe=recipe, output_type="latent", batch_size=1, callback_on_step_end=stop
+    )  # fmt: skip
+    assert len(out.tokens) == 3 and type(out.stats) is type(whole) and out.stats.rows[0] == whole.rows[0]
+    second, third = out.stats.rows[1:]
+    assert second.calls == 2 and 0 < second.tokens < whole.rows[1].tokens and (third.tokens, third.calls) == (0, 0)
+    assert out.stats.target_calls == first + 2 and out.stats.tokens == whole.rows[0].tokens + second.tokens
+    assert out.stats.tokens_per_call == out.stats.tokens / out.stats.target_calls
+    assert sum(out.stats.seconds_by_part.values()) == pytest.approx(out.stats.seconds) and out.stats.peak_memory
+
+
 def test_an_interrupted_image_is_grey_where_codes_are_missing() -> None:
     def stop(pipe: Any, step: int, committed: int, tensors: dict[str, Tensor]) -> None:
         pipe._interrupt = committed >= 8

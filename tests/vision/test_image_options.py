@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -171,3 +172,51 @@ def test_guidance_of_1_and_below_is_off(name: str) -> None:
     call: dict[str, Any] = {**case.call, "output_type": "latent", "seed": 0, "recipe": "plain"}
     off, none, half, guided = (pipe(**call, guidance_scale=scale).tokens for scale in (1, 0, 0.5, 3.0))
     assert torch.equal(off, none) and torch.equal(off, half) and not torch.equal(off, guided)
+
+
+@pytest.mark.parametrize("case", ["emu3", "llamagen", "mar", "var", "amused", "cosmos"])
+def test_images_do_not_depend_on_the_batch_size(case: str) -> None:
+    own, seen = CASES[case], list[torch.Tensor]()
+    pipe = own.make()
+    count = "num_videos_per_prompt" if case == "cosmos" else "num_images_per_prompt"
+    given = {**own.call, count: 3, "seed": 0, "output_type": "latent"}
+    whole = pipe(**given)
+
+    def look(pipe: Any, step: int, committed: int, tensors: dict[str, torch.Tensor]) -> None:
+        seen.append(tensors["tokens"].flatten(1))
+
+    parts = pipe(**given, batch_size=2, callback_on_step_end=look)
+    torch.testing.assert_close(parts.tokens, whole.tokens, rtol=1e-3, atol=1e-4)
+    assert [row.tokens for row in parts.stats.rows] == [row.tokens for row in whole.stats.rows]
+    ends = [tokens for tokens, after in zip(seen, [*seen[1:], seen[0][:0]], strict=True) if len(tokens) != len(after)]
+    assert torch.equal(torch.cat(ends), parts.tokens.flatten(1))
+
+
+@pytest.mark.parametrize("case", ["emu3", "llamagen", "shapes", "mar", "var", "amused"])
+def test_a_stream_ends_with_what_a_call_returns(case: str) -> None:
+    own, calls = CASES[case], list[int]()
+    pipe = own.make()
+    given = {**own.call, "seed": 3, "output_type": "np" if own.pixels else "latent"}
+    whole = pipe(**given)
+    events = list(pipe.stream(**given, on_step=lambda step: calls.append(step.target_calls)))
+    last = events[-1]
+    assert torch.equal(last.output.tokens, whole.tokens) and [event.output for event in events[:-1]] == [
+        None for _ in events[:-1]
+    ]
+    assert len(calls) == whole.stats.target_calls == last.target_calls
+    for event, following in zip(events, events[1:], strict=False):
+        assert torch.equal(event.tokens, following.tokens[: len(event.tokens)])
+    if own.pixels:
+        assert (last.output.images == whole.images).all()
+        assert events[0].preview().size == last.preview().size
+    stream = pipe.stream(**given)
+    next(stream)
+    stream.close()
+    assert not any(thread.name == "mmspec-stream" for thread in threading.enumerate())
+    with pytest.raises(MMSpecError, match="seed"):
+        pipe.stream(**{**given, "seed": "x"})
+
+
+def test_latents_take_no_drafters() -> None:
+    with pytest.raises(MMSpecError, match="^drafter='x' was given, but shapes-latent takes no drafters"):
+        CASES["shapes-latent"].make().add_drafter("x")

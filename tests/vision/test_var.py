@@ -209,6 +209,27 @@ def test_callbacks_see_whole_maps(pipe: VARPipeline) -> None:
     assert seen == [1, 5, 14] and out.tokens.shape == (2, 14)
 
 
+def test_an_interrupted_batch_has_the_whole_images_before_it(pipe: VARPipeline) -> None:
+    whole = pipe(class_labels=[0, 1, 2], seed=0, batch_size=2, output_type="np")
+    assert torch.equal(whole.tokens, pipe(class_labels=[0, 1, 2], seed=0).tokens)
+    calls = 0
+
+    def stop(pipe: Any, *step: Any) -> None:
+        nonlocal calls
+        calls += 1
+        pipe._interrupt = calls == whole.stats.rows[0].calls + 2
+
+    out = pipe(class_labels=[0, 1, 2], seed=0, batch_size=1, callback_on_step_end=stop, output_type="np")
+    assert torch.equal(out.tokens[0], whole.tokens[0]) and (out.images[0] == whole.images[0]).all()
+    assert torch.equal(out.tokens[1, :5], whole.tokens[1, :5]) and (out.tokens[1, 5:] == -1).all()
+    np.testing.assert_allclose(out.images[1:2], pipe.decode(whole.tokens[1:2, :5], output_type="np"), atol=1e-5)
+    assert (out.tokens[2] == -1).all() and [row.tokens for row in out.stats.rows] == [len(whole.tokens[0]), 5, 0]
+    holed = whole.tokens.clone()
+    holed[0, 2] = -1
+    with pytest.raises(ArgumentError, match="tokens has -1 within a map"):
+        pipe.decode(holed)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_runs import run
 from golden import GOLDEN
 from safetensors.torch import save_file
 from tiny_xomni import HEIGHT, PROMPTS, TEXTS, WIDTH, fill, sizes, tokenizer
 
 import mmspec
-from mmspec.batching.run import Decoded, run
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.to_end import Decoded
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AmusedScheduler, DiffusionPipeline, UVit2DModel, VQModel
+from diffusers import AmusedScheduler, UVit2DModel, VQModel
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor
@@ -31,7 +31,9 @@ from mmspec.vision.amused.process import AmusedProcess, Unmasking
 from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.hf.image_request import read_negative_prompts
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
 from mmspec.vision.previews import complete
 
@@ -59,7 +61,7 @@ class AmusedSettings:
     keep: Keeper | None = field(compare=False)
 
 
-class AmusedPipeline(DiffusionPipeline):
+class AmusedPipeline(StreamsImages, FolderPipeline):
     """Generates images of texts with aMUSEd; its folders are those of the pipeline of the same name in diffusers.
 
     Args:
@@ -115,6 +117,7 @@ class AmusedPipeline(DiffusionPipeline):
         keep: Keeper | None = None,
         refresh: int = 1,
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
@@ -143,6 +146,7 @@ class AmusedPipeline(DiffusionPipeline):
             refresh: Above 1, layers reuse what they computed for known tokens, for at most this many steps; lossy. See
                 `mmspec.vision.amused.cached`.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
+            batch_size: Images to decode at a time, at most; None is all. The images do not depend on it.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
@@ -180,6 +184,7 @@ class AmusedPipeline(DiffusionPipeline):
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
             tokens_so_far,
+            batch_size=batch_size,
         )
         images = self.decode(tokens, output_type=output_type)
         self.maybe_free_model_hooks()
@@ -336,6 +341,6 @@ class AmusedPipeline(DiffusionPipeline):
         return out.text_embeds, out.hidden_states[-2]
 
 
-def tokens_so_far(step: Step) -> Tensor:
-    """The tokens of a step, int64 [B, N], with -1 where they are missing."""
+def tokens_so_far(step: Step, rows: slice) -> Tensor:
+    """The tokens of a step of the rows, int64 [B, N], with -1 where they are missing."""
     return torch.stack(list(step.tokens))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
 from mmspec.arguments import one_text, shown
@@ -33,6 +32,7 @@ from mmspec.vision.cosmos_ar.frames import CONTEXTS, as_frames, for_tokenizer, r
 from mmspec.vision.cosmos_ar.target import CosmosTarget
 from mmspec.vision.cosmos_ar.tokenizer import VideoTokenizer, save_video_tokenizer
 from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
+from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.hf.image_request import read_prompts
 from mmspec.vision.outputs import check_call, check_output_type
 from mmspec.vision.previews import complete
@@ -59,7 +59,7 @@ class VideoOutput(Output):
     stats: Stats
 
 
-class CosmosPipeline(DiffusionPipeline):
+class CosmosPipeline(FolderPipeline):
     """Continues videos with a Cosmos-1 or Cosmos-Predict1 of the autoregressive kind.
 
     Args:
@@ -129,6 +129,7 @@ class CosmosPipeline(DiffusionPipeline):
         min_p: float | None = None,
         typical_p: float | None = None,
         num_videos_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
@@ -158,6 +159,7 @@ class CosmosPipeline(DiffusionPipeline):
             typical_p: Keeps the most typical tokens of this total probability, 1 all; None takes the pipeline's
                 default.
             num_videos_per_prompt: Continuations of each video; they are next to each other in the output.
+            batch_size: Videos to decode at a time, at most; None is all. The videos do not depend on it.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(frames,)`.
@@ -203,8 +205,9 @@ class CosmosPipeline(DiffusionPipeline):
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            lambda step: self._whole(given, step.tokens),
+            lambda step, rows: self._whole(given[rows], step.tokens),
             measure_entropy,
+            batch_size,
         )
         grid = found.view(-1, *self.transformer.shape)
         images = self.decode(grid, output_type=output_type)

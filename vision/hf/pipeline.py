@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -32,11 +31,13 @@ from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
 from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest, read_negative_prompts, read_prompts
 from mmspec.vision.hf.image_tokens import check_length, check_whole, codes_so_far, sequences_of
 from mmspec.vision.hf.registry import image_adapter_of
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
 from mmspec.vision.previews import complete, visible
 
@@ -44,7 +45,7 @@ from mmspec.vision.previews import complete, visible
 GREY = np.uint8(128)
 
 
-class TransformersPipeline(DiffusionPipeline):
+class TransformersPipeline(StreamsImages, FolderPipeline):
     """Generates images with a transformers model: Janus, Emu3, Chameleon (Anole, Lumina-mGPT), GLM-Image, ImageGPT.
 
     Args:
@@ -193,7 +194,7 @@ class TransformersPipeline(DiffusionPipeline):
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            partial(codes_so_far, self._adapter(), rows[0][1]),
+            lambda step, _: codes_so_far(self._adapter(), rows[0][1], step),
             measure_entropy,
             batch_size,
         )

@@ -32,6 +32,7 @@ from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.llamagen.codes import decode_tokens, read_codebook
 from mmspec.vision.llamagen.components import check_codes, smaller
 from mmspec.vision.llamagen.conditioning import (
@@ -50,7 +51,7 @@ from mmspec.vision.previews import complete, visible
 from mmspec.vision.saved_component import check_component
 
 
-class LlamaGenGenerator:
+class LlamaGenGenerator(StreamsImages):
     """Generates images with a LlamaGen transformer, without diffusers; `LlamaGenPipeline` is a pipeline of diffusers.
 
     Draft heads, which read the transformer's features, are not components: add them with `add_drafter`.
@@ -192,7 +193,7 @@ class LlamaGenGenerator:
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            lambda step: self._complete(self.transformer.in_raster_order(step.tokens)),
+            lambda step, _: self._complete(self.transformer.in_raster_order(step.tokens)),
             measure_entropy,
             batch_size,
         )
@@ -236,7 +237,7 @@ class LlamaGenGenerator:
         Args:
             prompt: A prompt, or the class label of a class-conditional model.
             options: `seed`, `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `guidance_scale`, `cfg_interval`,
-                `output_type`.
+                `output_type`; for a class-conditional model `class_labels`, instead of the prompt.
             recipe: How it is decoded.
 
         Raises:
@@ -245,15 +246,20 @@ class LlamaGenGenerator:
         """
         names = dict[str, Any].fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale"))
         names["cfg_interval"] = -1
-        check_options(options, ("seed", "output_type", *names))
+        texts = self.transformer.config.model_type == "t2i"
+        check_options(options, ("seed", "output_type", *names, *(() if texts else ("class_labels",))))
         output_type = options.get("output_type", "pil")
         self._check_output(output_type)
         sampling = self._sampling(**{name: options.get(name, default) for name, default in names.items()})
         (seed,) = row_seeds(options.get("seed"), 1)
-        if self.transformer.config.model_type == "t2i":
+        if texts:
             condition = self._condition(one_text("prompt", prompt), None, None, None)
+        elif (label := options.get("class_labels")) is not None and prompt is not None:
+            raise ArgumentError("prompt and class_labels name the same thing; give one of them")
         else:
-            condition = self._condition(None, prompt, None, None)
+            condition = self._condition(None, prompt if label is None else label, None, None)
+        if len(condition.features) != 1:
+            raise ArgumentError("a request has one image; send one request for each")
         return self._request(condition, sampling, seed, output_type)
 
     @torch.no_grad()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from diffusers import DiffusionPipeline, ModelMixin
+from diffusers import ModelMixin
 
 from mmspec.heads.head import Head
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.llamagen.components import check_codes
 from mmspec.vision.llamagen.generation import LlamaGenGenerator
 from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
@@ -16,7 +17,7 @@ from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
 
-class LlamaGenPipeline(DiffusionPipeline, LlamaGenGenerator):
+class LlamaGenPipeline(FolderPipeline, LlamaGenGenerator):
     """Generates images with a LlamaGen transformer.
 
     A call is that of `LlamaGenGenerator`. Draft heads, which read the transformer's features, are not components: add
@@ -63,7 +64,7 @@ class LlamaGenPipeline(DiffusionPipeline, LlamaGenGenerator):
         guidance_scale: float = 1.0,
         recipe: str = "scd",
     ) -> None:
-        DiffusionPipeline.__init__(self)
+        FolderPipeline.__init__(self)
         check_codes(transformer, vqvae, draft_transformer, table)
         self.register_modules(
             transformer=transformer,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline
+from diffusers import AutoencoderKL
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor
@@ -32,6 +32,8 @@ from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
 from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.folder_pipeline import FolderPipeline
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.kl16 import pixels
 from mmspec.vision.mar.masked import PassBatch, Shortcuts
@@ -65,7 +67,7 @@ class MARSettings:
     shortcuts: Shortcuts
 
 
-class MARPipeline(DiffusionPipeline):
+class MARPipeline(StreamsImages, FolderPipeline):
     """Generates images of classes with a MAR.
 
     Args:
@@ -136,6 +138,7 @@ class MARPipeline(DiffusionPipeline):
         temperature: float | None = None,
         shortcuts: Shortcuts = Shortcuts(),  # noqa: B008 (frozen)
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
@@ -163,6 +166,7 @@ class MARPipeline(DiffusionPipeline):
             temperature: Factor of the head's noise, above 0.
             shortcuts: Lossy shortcuts, with `plain` only.
             num_images_per_prompt: Images per class; they are next to each other in the output.
+            batch_size: Images to decode at a time, at most; None is all. The images do not depend on it.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
@@ -191,6 +195,7 @@ class MARPipeline(DiffusionPipeline):
         labels = read_classes(prompt, class_labels, self.transformer.config.class_num)
         labels = labels.repeat_interleave(num_images_per_prompt)
         seeds = row_seeds(seed, len(labels), generator)
+        order = orders(seeds, self.transformer.places)
         rows = (RowPrompt(*row, settings) for row in zip(labels.tolist(), [sampling] * len(seeds), seeds, strict=True))
         tokens, stats = generate_tokens(
             self,
@@ -199,7 +204,8 @@ class MARPipeline(DiffusionPipeline):
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            partial(latents_so_far, orders(seeds, self.transformer.places), self.transformer.config.token_dim),
+            lambda step, rows: latents_so_far(order[rows], self.transformer.config.token_dim, step),
+            batch_size=batch_size,
         )
         images = self.decode(tokens, output_type=output_type)
         self.maybe_free_model_hooks()

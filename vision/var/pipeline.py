@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
@@ -25,6 +24,8 @@ from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
 from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.folder_pipeline import FolderPipeline
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
 from mmspec.vision.previews import complete
 from mmspec.vision.var.decoding import MapBatch, MapSettings
@@ -37,7 +38,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
-class VARPipeline(DiffusionPipeline):
+class VARPipeline(StreamsImages, FolderPipeline):
     """Generates images of classes with a VAR.
 
     Args:
@@ -105,6 +106,7 @@ class VARPipeline(DiffusionPipeline):
         large_scales: int | None = None,
         measure_distance: bool = False,
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
@@ -134,6 +136,7 @@ class VARPipeline(DiffusionPipeline):
             measure_distance: Whether both models read the result once more, so that `stats.tv_bound` has the mean
                 distance of their distributions; without it, it is NaN where a draft transformer generates.
             num_images_per_prompt: Images per class; they are next to each other in the output.
+            batch_size: Images to decode at a time, at most; None is all. The images do not depend on it.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
@@ -169,6 +172,7 @@ class VARPipeline(DiffusionPipeline):
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
             maps_so_far,
+            batch_size=batch_size,
         )
         images = self.decode(tokens, output_type=output_type)
         self.maybe_free_model_hooks()
@@ -208,7 +212,8 @@ class VARPipeline(DiffusionPipeline):
         """Images of maps, as of the `tokens` of an output or of a callback.
 
         Args:
-            tokens: int64 [B, n], whole maps, the smallest first; without the last ones the image is coarse.
+            tokens: int64 [B, n], whole maps, the smallest first; without the last ones, which may be -1, the image is
+                coarse.
             output_type: "pil", "np", "pt" or "latent".
 
         Raises:
@@ -223,8 +228,11 @@ class VARPipeline(DiffusionPipeline):
             raise ArgumentError(
                 f"tokens is {found}; it must be whole maps [B, n], n one of {', '.join(map(str, ends))}"
             )
-        if bool((complete(tokens, ends[-1], self.transformer.config.vocab_size)[:, : tokens.shape[1]] < 0).any()):
-            raise ArgumentError("tokens has -1, which is not allowed: maps are whole")
+        known = complete(tokens, ends[-1], self.transformer.config.vocab_size) >= 0
+        counts = known.sum(1, keepdim=True)
+        whole = torch.isin(counts, torch.tensor([0, *ends], device=counts.device))
+        if not bool(whole.all()) or not bool((known.cumsum(1) == counts)[~known].all()):
+            raise ArgumentError("tokens has -1 within a map or before one, which is not allowed: maps are whole")
         return images_from_pixels(self.vae.pixels(self.vae.latents(tokens.to(self.vae.device))), output_type)
 
     @property
@@ -286,8 +294,8 @@ class VARPipeline(DiffusionPipeline):
         return sampling, MapSettings(scale, large_maps, measure_distance)
 
 
-def maps_so_far(step: Step) -> Tensor:
-    """The tokens of a step, int64 [B, n]: whole maps."""
+def maps_so_far(step: Step, rows: slice) -> Tensor:
+    """The tokens of a step of the rows, int64 [B, n]: whole maps."""
     return torch.stack(list(step.tokens))
 
 

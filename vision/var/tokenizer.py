@@ -90,12 +90,14 @@ class VARTokenizer(ModelMixin, ConfigMixin):
         return torch.zeros(batch_size, self.config.code_dim, side, side, device=self.device)
 
     def latents(self, tokens: Tensor) -> Tensor:
-        """The latent image of the maps int64 [B, L], concatenated; maps that are missing at the end add nothing."""
+        """The latent image of the maps int64 [B, L], concatenated; those that are missing, or -1, add nothing."""
         image, first = self.empty(len(tokens)), 0
         for index, side in enumerate(self.sides):
             if first + side**2 > tokens.shape[1]:
                 break
-            image = image + self.added(index, tokens[:, first : first + side**2])
+            tokens_of_map = tokens[:, first : first + side**2]
+            known = (tokens_of_map >= 0).all(1)[:, None, None, None]
+            image = image + self.added(index, tokens_of_map.clamp(min=0)) * known
             first += side**2
         return image
 

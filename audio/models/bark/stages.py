@@ -23,7 +23,6 @@ from transformers.models.bark.generation_configuration_bark import (
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.models.bark.fine_stage import generate_fine
 from mmspec.audio.models.bark.parts import BarkPart
-from mmspec.batching.request import PreparedRows
 from mmspec.decoding.closed_batch import ClosedBatch
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.step import Step, Watch
@@ -180,12 +179,7 @@ class BarkBatch(ClosedBatch):
         by_model = self._recipe.needs_draft_model or int(self._recipe.knobs.get("layers", 0)) > 0
         recipe = self._recipe if second or not by_model else parse("plain")
         draft = self._draft_model.coarse_acoustics if second and self._draft_model is not None else None
-        rows = PreparedRows(
-            job.target(job.plan, recipe.window),
-            job.layout,
-            [job.sampling] * len(self._seeds),
-            job.resources(draft, recipe.window),
-        )
+        rows = job.rows(len(self._seeds), recipe, job.resources(draft, recipe.window))
         batch = rows.batch(recipe, salted(self._seeds, job.plan.salt), Watch(self._on_step and self._report))
         batch.meter.clock = self.meter.clock
         batch.use(most_steps=1)

@@ -27,7 +27,6 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.cache_name import cache_input
-from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.prepared_inputs import refuse_unknown_inputs
@@ -119,7 +118,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     model, input_ids, inputs = call.model, call.input_ids, call.inputs
     ahead = frames_ahead(ahead, int(model.config.num_codebooks), call.recipe)
     refuse_modes(call.config, inputs)
-    refuse_unknown_inputs(model, inputs, INPUTS, dropped_arguments(model).given)
+    refuse_unknown_inputs(model, inputs, INPUTS, call.given)
     found, others = read_processors(call.processors)
     if others:
         raise ArgumentError("repetition_penalty and its like are not supported for CSM, whose prompt has no codes")

@@ -18,7 +18,8 @@ from mmspec.audio.codec import Codec, CodecStream, OverlapStream, check_codec
 from mmspec.audio.models.flat.decoding import decoder_of
 from mmspec.audio.models.flat.left_padding import flat_prompt
 from mmspec.audio.models.flat.yue_prompt import CODES, FIRST, STAGE_1, STAGE_2, START
-from mmspec.batching.run import run
+from mmspec.batching.call import decode_rows
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -85,10 +86,10 @@ class SecondStage:
         target = CausalTarget(backbone, flat_prompt(model, rows), None, length, self.recipe.window)
         params = [SamplingParams(0.0)] * len(rows)
         resources = DraftResources(draft_sampling=params, adaptive_windows=adaptive_windows_of(model))
-        seeds = [0] * len(rows)
-        found = run(with_cuda_graphs(target), self.recipe, layout, params, seeds, resources)
-        first = CODES * torch.arange(BOOKS, device=device)
-        return [(tokens.view(-1, BOOKS) - first).T for tokens in found.tokens]
+        prepared = PreparedRows(with_cuda_graphs(target), layout, params, resources)
+        found, _ = decode_rows(prepared, self.recipe, [0] * len(rows))
+        first = CODES * torch.arange(BOOKS)
+        return [(tokens.view(-1, BOOKS) - first).T.to(device) for tokens in found]
 
 
 class Tracks:

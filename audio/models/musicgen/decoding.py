@@ -34,7 +34,6 @@ from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.cache_name import cache_input
-from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
 from mmspec.hf.plan import position_ids_of
@@ -90,7 +89,7 @@ def read(call: GenerateRequest) -> MusicgenRequest:
     """
     model, config, inputs = call.model, call.config, call.inputs
     refuse_modes(config, inputs, embeds=True)
-    refuse_unknown_inputs(model, inputs, INPUTS, dropped_arguments(model).given)
+    refuse_unknown_inputs(model, inputs, INPUTS, call.given)
     found, others = read_processors(call.processors)
     refuse_logits_processors(model, others)
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)

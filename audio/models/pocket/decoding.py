@@ -14,15 +14,17 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.audio.latents.backbone_runner import BackboneRunner, early_exit
-from mmspec.continuous.prepared import Latents, PreparedLatents, run_latents
+from mmspec.batching.call import decode_rows
+from mmspec.continuous.prepared import PreparedLatents
 from mmspec.continuous.sampler import Gaussian, LatentModel
 from mmspec.continuous.stats import LatentStats
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.step import OnStep
+from mmspec.decoding.step import OnStep, Watch
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
@@ -214,36 +216,19 @@ def speak(
         ArgumentError: For an argument whose value is not allowed.
         UnknownNameError: For an unknown recipe, rule or drafter.
     """
-    seeds = row_seeds(seed, len(inputs["input_ids"]))
-    found = sample_frames(
-        model, inputs, parse(recipe), seeds, draft_model, max_frames, temperature, num_flow_steps, eos_threshold,
-        min_frames_before_eos, on_step,
+    seeds, chosen = row_seeds(seed, len(inputs["input_ids"])), parse(recipe)
+    rows = len(seeds)
+    prepared = prepare_frames(
+        model, inputs, chosen, [temperature] * rows, draft_model, [max_frames] * rows, num_flow_steps, eos_threshold,
+        min_frames_before_eos,
     )  # fmt: skip
-    lengths = torch.tensor([row.tokens for row in found.stats.rows], device=found.tokens.device)
+    found, stats = decode_rows(prepared, chosen, seeds, Watch(on_step))
+    assert isinstance(stats, LatentStats)
+    lengths = torch.tensor([len(row) for row in found], device=model.device)
     mask = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
-    latents = model.denormalize_latents(found.tokens[:, : mask.shape[1], :-1]) * mask[..., None]
-    return PocketOutput(latents, mask.long(), seeds, found.stats)
-
-
-def sample_frames(
-    model: Any,
-    inputs: dict[str, Any],
-    recipe: Recipe,
-    seeds: Sequence[int],
-    draft_model: Any = None,
-    max_frames: int = 512,
-    temperature: float = 0.7,
-    num_flow_steps: int = 1,
-    eos_threshold: float = -4.0,
-    min_frames_before_eos: int = 6,
-    on_step: OnStep | None = None,
-) -> Latents:
-    """The tokens of prompts, [B, F, D + 1]: each a latent in the model's space followed by its mark; see `speak`."""
-    made = prepare_frames(
-        model, inputs, recipe, [temperature] * len(seeds), draft_model, [max_frames] * len(seeds), num_flow_steps,
-        eos_threshold, min_frames_before_eos,
-    )  # fmt: skip
-    return run_latents(made.target, made.head, recipe, made.layout, seeds, made.resources, on_step)
+    tokens = pad_sequence(found, batch_first=True).to(model.device)
+    latents = model.denormalize_latents(tokens[..., :-1]) * mask[..., None]
+    return PocketOutput(latents, mask.long(), seeds, stats)
 
 
 def prepare_frames(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmspec.errors import ArgumentError
 from mmspec.hf.causal_target import Backbone, Prompt
-from mmspec.hf.plan import Plan, PlanRequest, position_ids_of, refuse_guidance
+from mmspec.hf.plan import Plan, PlanRequest, position_ids_of, refuse_guidance, refuse_inputs
 
 READS_EMBEDS = True
 INPUTS = ("inputs_embeds", "thinker_reply_part", "input_text_ids")
@@ -32,12 +32,13 @@ def plan(model: Any, request: PlanRequest) -> Plan:
     """How a request of the `generate` of Qwen2.5-Omni is decoded.
 
     Raises:
-        ArgumentError: If the talker is called without the thinker's states.
+        ArgumentError: If the talker is called without the thinker's states, or with an input that is not read.
     """
     refuse_guidance(model, request)
     inputs = request.inputs
     if any(inputs.get(name) is None for name in INPUTS):
         raise ArgumentError(f"{', '.join(INPUTS)} are missing; call the generate of the whole model")
+    refuse_inputs(model, request, *INPUTS, *MEDIA)
     embed, project = model.get_input_embeddings(), model.thinker_to_talker_proj
     embeds, mask = inputs["inputs_embeds"].clone(), request.mask
     positions = position_ids_of(mask)

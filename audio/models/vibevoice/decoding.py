@@ -21,6 +21,7 @@ from torch import Tensor
 from mmspec.audio.latents.backbone_runner import BackboneRunner, early_exit
 from mmspec.audio.latents.codecs import VibeVoiceCodec
 from mmspec.audio.latents.convolutions import RollbackPaddingCache
+from mmspec.batching.call import decode_rows
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.continuous.sampler import Gaussian, LatentModel
 from mmspec.continuous.stats import LatentStats
@@ -28,7 +29,6 @@ from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Watch
-from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
@@ -265,10 +265,9 @@ def converse(
     prepared = prepare_tokens(
         model, inputs, chosen, [max_tokens] * rows, draft_model, guidance_scale, num_diffusion_steps, sample_voice
     )
-    batch = prepared.batch(chosen, seeds, Watch(on_step))
-    decode_to_end(batch)
-    tokens, stats = [batch.state.tokens(row) for row in range(rows)], batch.stats()
+    found, stats = decode_rows(prepared, chosen, seeds, Watch(on_step))
     assert isinstance(stats, LatentStats)
+    tokens = [row.to(model.device) for row in found]
     codec = VibeVoiceCodec(model)
     audio = [codec.decode(latents_of(model, row)[None])[0].cpu() for row in tokens]
     return VibeVoiceOutput(audio, tokens, seeds, stats)

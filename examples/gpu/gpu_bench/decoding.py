@@ -14,12 +14,13 @@ import torch
 from gpu_bench.published import PublishedModel, StepModel
 from torch import nn
 
-from mmspec.batching.run import Decoded, run
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.cuda_graphs import use_cuda_graphs
 from mmspec.decoding.kept_graphs import with_kept_graphs
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
+from mmspec.decoding.to_end import Decoded, decode_to_end
 from mmspec.drafters.ngram import NGramTable
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
@@ -50,7 +51,7 @@ class Decoder:
         )
         cell = self.model.target(1, SLACK).cell
         layout = Layout(tokens, self.published.arguments.get("grid_size"), cell=cell)
-        return run(target, parse(recipe), layout, params, range(rows), resources)
+        return decode_to_end(PreparedRows(target, layout, params, resources).batch(parse(recipe), range(rows)))
 
 
 def decoder(published: PublishedModel, device: torch.device, dtype: torch.dtype) -> Decoder:

@@ -16,10 +16,11 @@ from gpu_bench.plan import Plan
 from gpu_bench.published import PUBLISHED, PublishedModel, StepModel
 from gpu_bench.records import Record, one_line, record_of
 
-from mmspec.batching.run import run
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.cuda_graphs import VARIABLE as GRAPHS
 from mmspec.decoding.layout import Layout, TokenKind
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.to_end import decode_to_end
 from mmspec.drafters.ngram import NGramTable
 from mmspec.errors import ArgumentError
 from mmspec.kernels.backend import VARIABLE as KERNELS
@@ -125,4 +126,5 @@ def _decode(model: StepModel, draft: StepModel, kind: TokenKind, name: str, para
     else:
         layout = Layout(SIDE**2, cell=(2,))
         resources = DraftResources(draft_model=lambda: target_of(draft, ROWS), draft_sampling=[alone] * ROWS)
-    return run(target, parse(name), layout, [params] * ROWS, range(ROWS), resources).tokens.cpu()
+    rows = PreparedRows(target, layout, [params] * ROWS, resources)
+    return decode_to_end(rows.batch(parse(name), range(ROWS))).tokens.cpu()

@@ -18,13 +18,16 @@ def generate(model: Any, **arguments: Any) -> Any:
     Raises:
         ImportError: If mmspec is not installed.
     """
+    from functools import partial
+
     from transformers import GenerationMixin
 
     # transformers would look for an import outside of `try` in advance, and tell to install a package of that name.
     try:
-        import mmspec
+        import mmspec  # noqa: F401
+        from mmspec.hf.call import call_generate
     except ModuleNotFoundError:
         raise ImportError("mmspec is not installed; run pip install . in a checkout of its repository") from None
 
     # The method of the base class: Janus, MusicGen and Dia override it with loops of their own.
-    return GenerationMixin.generate(model, **arguments, custom_generate=mmspec.generate)
+    return call_generate(partial(GenerationMixin.generate, model), **arguments)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.hf.caller import running_call
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import Plan, PlanRequest, position_ids_of, refuse_inputs
 from mmspec.sampling.params import guidance_of_call
@@ -90,24 +88,18 @@ def refuse_text(request: PlanRequest) -> None:
 
 
 def guidance_of(model: Any, request: PlanRequest) -> float:
-    """The guidance scale of a call, by default 5; 1 and below is off, as in its own `generate`.
-
-    Janus's own `generate` sets it to None on the way to `GenerationMixin.generate`, and drops logits processors; they
-    are read from its frame.
+    """The guidance scale of a call; 1 and below is off.
 
     Raises:
-        ArgumentError: If logits processors were passed to Janus's own `generate`.
+        ArgumentError: If it has none. Janus's own `generate` sets it to None on the way to `GenerationMixin.generate`,
+            and drops logits processors, so that a call without one may be a call that has lost both.
     """
-    scale = request.guidance_scale
-    code = inspect.unwrap(type(model).generate).__code__
-    own = running_call(code, model, ("generation_config", "logits_processor")) if scale is None else None
-    if own is not None:
-        if own["logits_processor"]:
-            raise ArgumentError(
-                "logits_processor is not supported for Janus, whose own generate drops it on the way; leave it out"
-            )
-        scale = own["generation_config"].guidance_scale
-    return guidance_of_call(DEFAULT_SCALE if scale is None else scale)
+    if request.guidance_scale is None:
+        raise ArgumentError(
+            "guidance_scale is not set, or Janus's own generate has dropped it; call "
+            f"GenerationMixin.generate(model, ..., guidance_scale={DEFAULT_SCALE:g}, custom_generate=mmspec.generate)"
+        )
+    return guidance_of_call(request.guidance_scale)
 
 
 def unconditional(ids: Tensor, config: Any) -> Tensor:

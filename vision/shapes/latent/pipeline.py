@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd
 from mmspec.vision.calls import generate_tokens, image_request, read_options
+from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
 from mmspec.vision.previews import check_latents, complete_latents, grey_where_missing
@@ -57,7 +59,7 @@ class LatentTarget(LlamaGenTarget):
         self._settings = settings
 
 
-class LatentShapes(ModelPipeline):
+class LatentShapes(StreamsImages, ModelPipeline):
     """Generates images of captions by sampling latents; the result of `mmspec.load("shapes-latent")`.
 
     Args:
@@ -82,6 +84,13 @@ class LatentShapes(ModelPipeline):
         """Sets the arguments of the progress bar, those of `tqdm`."""
         self._bar_options = options
 
+    def add_drafter(self, folder: str | Path) -> None:
+        """Refused: drafters are trained for discrete tokens."""
+        raise ArgumentError(
+            f"drafter={str(folder)!r} was given, but shapes-latent takes no drafters; it has a draft model: use "
+            "recipe='draft+tolerance'"
+        )
+
     def progress_bar(self, total: int) -> Any:
         """The progress bar of a call, which counts to `total`."""
         return tqdm(total=total, **self._bar_options)
@@ -104,6 +113,7 @@ class LatentShapes(ModelPipeline):
         guidance_scale: float | None = None,
         head_steps: int = STEPS,
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         on_step: OnStep | None = None,
@@ -126,6 +136,7 @@ class LatentShapes(ModelPipeline):
             guidance_scale: 1 and below is off; None takes that of the discrete model.
             head_steps: Euler steps of the flow, 1 to 1000.
             num_images_per_prompt: Images per caption; they are next to each other in the output.
+            batch_size: Images to decode at a time, at most; None is all. The images do not depend on it.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             on_step: Called with a `mmspec.decoding.step.Step` after every target call.
@@ -160,7 +171,8 @@ class LatentShapes(ModelPipeline):
             on_step,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
-            lambda step: self._complete(step.tokens),
+            lambda step, _: self._complete(step.tokens),
+            batch_size=batch_size,
         )
         return ImageOutput(self.decode(tokens, output_type=output_type), tokens, seeds, stats)
 
