@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/*.md")]
 # Entry-point groups are dotted names too, and no modules.
-GROUPS = {f"mmspec.{group}" for group in ("models", "adapters", "drafters", "recipes", "rules", "metrics")}
+KINDS = ("models", "adapters", "drafters", "recipes", "rules", "metrics", "heads", "starts", "refreshes")
+GROUPS = {f"mmspec.{group}" for group in KINDS}
 
 
 def exists(dotted: str) -> bool:

@@ -253,7 +253,8 @@ def _inside(value: Any) -> _Items | None:
     if isinstance(value, dict):
         return (lambda items: dict(zip(value, items, strict=True))), [(str(key), value[key]) for key in value]
     if isinstance(value, tuple):
-        make: Callable[[list[Any]], Any] = type(value)._make if hasattr(value, "_make") else tuple
+        named = type(value) is not tuple  # a named tuple takes its items as arguments
+        make: Callable[[list[Any]], Any] = (lambda items: type(value)(*items)) if named else tuple
         return make, [(str(i), item) for i, item in enumerate(value)]
     if isinstance(value, Layout):
         fields = [(each.name, item) for each, item in _values(value)]
