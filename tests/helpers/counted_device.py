@@ -72,8 +72,8 @@ class DeviceTensor(Tensor):
 
 @cache
 def _launcher(func: Any) -> Callable[..., Any]:
-    """The launcher of an op of `mmspec.kernels`."""
-    loaded = [module for name, module in sys.modules.items() if name.startswith("mmspec.kernels.")]
+    """The launcher of an op of `mmspec.kernels`, or of a method."""
+    loaded = [module for name, module in sys.modules.items() if name.startswith(("mmspec.kernels.", "mmspec.methods."))]
     found = [one for module in loaded for one in vars(module).values() if isinstance(one, backend.Operator)]
     return next(one._function for one in found if one.op._opoverload is func)
 
