@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ OPTION = "-o/--output"
 SHARDS = "shards"
 RUN = "run.json"
 STAGED = "staged"
+_LABEL = re.compile("([0-9]{5,6})-of-([0-9]{5,6})")  # a name with more processes is not mmspec's
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,10 @@ class ShardFolder:
         """The folders of all processes of this and earlier runs, this one's last."""
         found = []
         for path in sorted(inside(self.output, SHARDS).glob("*-of-*")):
-            index, _, count = path.name.partition("-of-")
-            if is_folder(path) and index.isdigit() and count.isdigit() and path.name != self.label:
-                found.append(ShardFolder(self.output, Shard(int(index), int(count))))
+            numbers = _LABEL.fullmatch(path.name)
+            if is_folder(path) and numbers and path.name != self.label:
+                shard = Shard(*map(int, numbers.groups()))
+                found += [ShardFolder(self.output, shard)] if shard.index < shard.count else []
         return [*found, self]
 
 

@@ -94,7 +94,7 @@ def table(statuses: Sequence[ShardStatus]) -> str:
 
 
 def _cells(name: str, state: str, statuses: Sequence[ShardStatus]) -> tuple[str, ...]:
-    left = [one.left for one in statuses if one.left is not None]
+    left = [one.left for one in statuses]
     rates = [one.rate for one in statuses if one.rate is not None and (one.state == RUNNING or len(statuses) == 1)]
     rest = [one.seconds_left for one in statuses if one.seconds_left is not None]
     idle = [one.idle for one in statuses if one.idle is not None]
@@ -102,7 +102,7 @@ def _cells(name: str, state: str, statuses: Sequence[ShardStatus]) -> tuple[str,
         name,
         state,
         f"{sum(one.finished for one in statuses):,}",
-        f"{sum(left):,}" if left else "-",
+        "-" if None in left else f"{sum(filter(None, left)):,}",
         f"{sum(one.failed for one in statuses):,}",
         f"{sum(rates):.3g}" if rates else "-",
         duration(max(rest)) if rest else "-",

@@ -175,6 +175,7 @@ class _Kept:
         if isinstance(value, Constraint | ForcedCells):
             return value.of_rows(self._row_ids)
         if isinstance(value, list):
+            _check_items(value, each, self._rows)
             return [value[row] for row in self._row_ids]
         inside = _inside(value)
         if inside is not None:
@@ -228,6 +229,7 @@ class _Joined:
         if isinstance(value, Constraint | ForcedCells):
             return value.with_rows(new, self._rows, self._row_ids)
         if isinstance(value, list):
+            _check_items(value, each, self._rows)
             by_row = dict(enumerate(value)) | dict(zip(self._row_ids, new, strict=True))
             return [by_row[row] for row in range(len(by_row))]
         inside, theirs = _inside(value), _inside(new)
@@ -270,7 +272,10 @@ def _made(value: Any, inside: _Items, items: list[Any]) -> Any:
 
 def _values(part: Any) -> Iterator[tuple[PerRow, Any]]:
     """The attributes of a part that hold something per row, as far as it has them already."""
-    for each in getattr(part, "ROWS", ()):
+    names = getattr(part, "ROWS", ())
+    if isinstance(names, str):
+        raise PluginError(f"{type(part).__name__}.ROWS={names!r} is not allowed; it must be a tuple: ({names!r},)")
+    for each in names:
         each = PerRow(each) if isinstance(each, str) else each
         yield each, getattr(part, each.name, None)
 
@@ -288,6 +293,12 @@ def _set(part: Any, name: str, value: Any, new: Any) -> None:
 
 def _at(dim: int, index: Any) -> tuple[Any, ...]:
     return *(slice(None),) * dim, index
+
+
+def _check_items(items: list[Any], each: PerRow, rows: int) -> None:
+    """Checks that a list has an item for each row of the batch."""
+    if len(items) != rows:
+        raise PluginError(f"{each.name} is named in ROWS, and has {len(items)} items in a batch of {rows} rows")
 
 
 def _check_rows(value: Any, each: PerRow, rows: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["generate", "--status", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["shard", "0/2", "1/2", "all"]
+    assert lines[-1].split()[:5] == ["all", "0", "running", "2", "-"]  # nobody knows what 1/2 has to do
     assert main(["generate", "--status", str(tmp_path / "out"), "--json"]) == 0
     shards = json.loads(capsys.readouterr().out)["shards"]
     assert [(one["shard"], one["state"]) for one in shards] == [([0, 2], FINISHED), ([1, 2], MISSING)]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["²-of-00002", "00000-of-9999999999", "00003-of-00002", "00000-of-00000"])
+def test_folders_of_other_names_are_no_shards(name: str, tmp_path: Path) -> None:
+    run(BulkPipe(), tmp_path, some_requests(3))
+    shutil.copytree(tmp_path / "shards/00000-of-00001", tmp_path / "shards" / name)
+    assert [one.shard for one in read_status(tmp_path)] == [Shard()]
 
 
 @pytest.mark.parametrize(

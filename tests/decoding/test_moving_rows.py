@@ -130,6 +130,23 @@ def test_what_does_not_fit_is_refused(name: str, value: range, message: str) -> 
         join_rows(part, other, [2, 3], *batch_states(2, 2))
 
 
+def test_lists_have_an_item_for_each_row() -> None:
+    one, two = Outer(range(2)), Outer(range(2))
+    one.items = two.items = ["a", "b", "c", "d"]  # such as one for each layer, or of guidance
+    message = "items is named in ROWS, and has 4 items in a batch of 2 rows"
+    with pytest.raises(PluginError, match=message):
+        select_rows(one, [1], 2)
+    with pytest.raises(PluginError, match=message):
+        join_rows(two, Outer(range(2)), [2, 3], *batch_states(2, 2))
+
+
+def test_a_text_is_no_tuple_of_names() -> None:
+    part = Outer(range(2))
+    part.ROWS = "plain"  # type: ignore[assignment]
+    with pytest.raises(PluginError, match=r"Outer.ROWS='plain' is not allowed; it must be a tuple: \('plain',\)"):
+        select_rows(part, [1], 2)
+
+
 MOVERS = {"CUDAGraphTarget", "CapturedDepth", "MovesRows"}
 
 
