@@ -75,7 +75,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["generate", "--status", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["shard", "0/2", "1/2", "all"]
-    assert lines[-1].split()[:5] == ["all", "0", "running", "2", "-"]  # nobody knows what 1/2 has to do
+    assert lines[-1].split()[:5] == ["all", "0", "running", "2", "-"]  # what 1/2 has to do is unknown
     assert main(["generate", "--status", str(tmp_path / "out"), "--json"]) == 0
     shards = json.loads(capsys.readouterr().out)["shards"]
     assert [(one["shard"], one["state"]) for one in shards] == [([0, 2], FINISHED), ([1, 2], MISSING)]
