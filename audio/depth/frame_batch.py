@@ -110,7 +110,7 @@ class FrameBatch:
         other._drop_finished()
         row_ids, theirs = self.state.places(len(other.state.ids)), other.state.ids.tolist()
         join_rows(self, other, row_ids, self.state, other.state)
-        self.meter.join(other.meter, self.state.ids[row_ids].tolist(), theirs)
+        self.meter.take_rows(other.meter, self.state.ids[row_ids].tolist(), theirs)
         return row_ids
 
     def _drop_finished(self) -> None:

@@ -292,7 +292,7 @@ class RunningBatch:
             parts.insert(0, (self.drafter, other.drafter))
         for ours, joining in parts:
             join_rows(ours, joining, row_ids, state, new)
-        self.meter.join(other.meter, state.ids[row_ids].tolist(), theirs)
+        self.meter.take_rows(other.meter, state.ids[row_ids].tolist(), theirs)
         return row_ids
 
 

@@ -116,7 +116,7 @@ def join_rows(
         other_state: The batch of `other`.
         rows: The number of rows that the part has, if it is not that of the batch.
     """
-    _Joined(list(row_ids), state, other_state, rows or len(state.ids)).join(part, other)
+    _Joined(list(row_ids), state, other_state, rows or len(state.ids)).put(part, other)
 
 
 def can_join(part: Any, other: Any) -> bool:
@@ -141,9 +141,10 @@ def _fits(value: Any, new: Any) -> bool:
     inside, theirs = _inside(value), _inside(new)
     if inside is None:
         return can_join(value, new)
-    if theirs is None or len(inside[1]) != len(theirs[1]):
+    if theirs is None:
         return False
-    return all(_fits(item, their) for (_, item), (_, their) in zip(inside[1], theirs[1], strict=True))
+    pairs = zip(inside[1], theirs[1], strict=False)  # what one of them still lacks is made by `before_join`
+    return all(_fits(item, their) for (_, item), (_, their) in pairs)
 
 
 class _Kept:
@@ -191,7 +192,7 @@ class _Joined:
     def __init__(self, row_ids: list[int], state: BatchState, other_state: BatchState, rows: int) -> None:
         self._row_ids, self._states, self._rows = row_ids, (state, other_state), rows
 
-    def join(self, part: Any, other: Any) -> None:
+    def put(self, part: Any, other: Any) -> None:
         if hasattr(part, "select_rows"):
             cast(MovesRows, part).join(other, self._row_ids, *self._states)
             return
@@ -238,7 +239,7 @@ class _Joined:
             new = [self._of(item, their, replace(each, name=name), part) for (name, item), (_, their) in pairs]
             return _made(value, inside, new)
         if value is not None:
-            self.join(value, new)
+            self.put(value, new)
         return value
 
 

@@ -191,7 +191,7 @@ class Clock:
         self._mark(None)
         self._last = time.perf_counter()
 
-    def join(self, other: Clock) -> None:
+    def add(self, other: Clock) -> None:
         """Adds the laps of a clock that has run meanwhile, and goes on from now."""
         for part, seconds in other.seconds().items():
             self._seconds[part] += seconds
@@ -310,7 +310,7 @@ class Meter:
         """
         return self.calls[ids][:, None]
 
-    def join(self, other: Meter, ids: Sequence[int], others: Sequence[int]) -> None:
+    def take_rows(self, other: Meter, ids: Sequence[int], others: Sequence[int]) -> None:
         """Takes in the counts of another meter.
 
         Args:
@@ -327,7 +327,7 @@ class Meter:
         for name in ("accepted", "tested"):
             ours, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, np.pad(ours, (0, longest - len(ours))) + np.pad(theirs, (0, longest - len(theirs))))
-        self.clock.join(other.clock)
+        self.clock.add(other.clock)
 
     def add(self, other: Meter) -> None:
         """Adds the counts of another run of the same rows, but not its acceptance, which describes a single run."""

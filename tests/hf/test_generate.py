@@ -128,8 +128,8 @@ def test_janus_equals_its_own_generate() -> None:
     expected = janus.generate(ids, **call, generation_mode="image")
     call |= {"custom_generate": generate, "recipe": "scd", "max_new_tokens": 16}
     assert torch.equal(GenerationMixin.generate(janus, ids, **call), expected)
-    # Without a scale, the default of its own loop.
-    assert read(janus, input_ids=ids, attention_mask=torch.ones_like(ids)).sampling.guidance_scale == 5
+    with pytest.raises(ArgumentError, match="guidance_scale is not set, or Janus's own generate has dropped it"):
+        read(janus, input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
 def test_slice_head_slices_after_layers_of_other_classes() -> None:
@@ -244,7 +244,9 @@ def test_arguments_that_do_not_fit_the_model_are_refused(model: Any) -> None:
     janus = tiny.janus()
     janus.generation_config.generation_kwargs = None
     with pytest.raises(ArgumentError, match=re.escape('generation_config.generation_kwargs["boi_token_id"] is None')):
-        GenerationMixin.generate(janus, IDS.clamp(max=9), custom_generate=generate, max_new_tokens=1)
+        GenerationMixin.generate(
+            janus, IDS.clamp(max=9), custom_generate=generate, max_new_tokens=1, guidance_scale=5.0
+        )
     glm = tiny.glm()
     with pytest.raises(ArgumentError, match="guidance_scale=2.0 is not allowed for GlmImage"):
         glm.generate(**CALL, guidance_scale=2.0, custom_generate=generate)

@@ -198,8 +198,7 @@ def test_what_is_no_cache_is_refused(name: str, cache: Any) -> None:
         (None, {"generation_config": GenerationConfig(use_cache=False)}, True),
         (True, {"generation_config": GenerationConfig(use_cache=False)}, True),
         (None, {"use_cache": False}, True),
-        (False, {"use_cache": False}, True),
-        (False, {}, False),  # of the training, by accident
+        (False, {}, False),  # of the training, by accident: what the call says cannot be told from it
         (False, {"generation_config": GenerationConfig()}, False),
     ],
 )

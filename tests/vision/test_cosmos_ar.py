@@ -256,6 +256,8 @@ def test_images_and_videos_are_continued(video_tokenizer: Path) -> None:
     assert both.tokens[:, :2].flatten(1).unique(dim=1).flatten().tolist() != [] and both.tokens[1, :2].max() == 0
     one = pipe(video=black, num_input_frames=1, seed=0, output_type="pt")
     assert one.frames.shape == (1, 17, 3, 32, 64) and float(one.frames.max()) <= 1
+    with pytest.raises(ArgumentError, match="tokens has code -1; they must be from 0 to "):
+        pipe(tokens=torch.full((1, 1, *pipe.transformer.shape[1:]), -1))
     with pytest.raises(ArgumentError, match="num_input_frames=9 is not allowed; use 1, or 9"):
         pipe(video=white, num_input_frames=9)
     with pytest.raises(ArgumentError, match="video='dog.mp4' is not allowed; give an image"):

@@ -84,6 +84,8 @@ def test_original_names_and_features_from_files(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelError, match="has no features of texts"):
         read_text_features(tmp_path / "none.safetensors")
+    with pytest.raises(ArgumentError, match="sizes has 40 maps; the model has embeddings for 15"):
+        decode_bits(model, texts(), [(1, 1)] * 40, range(2), Meter(model.device, 2))
     with pytest.raises(ArgumentError, match=r"large_maps=2 is not allowed"):
         decode_bits(model, texts(), SIZES, range(2), Meter(model.device, 2), large_maps=2)
     with pytest.raises(ArgumentError, match=r"texts has \[9, 256\]; it must be \[1 to 8, 256\]"):

@@ -140,6 +140,8 @@ def test_images_have_pixels_and_wrong_calls_are_one_line() -> None:
     out = generator(EXPECTED["fixed"][0]["prompt"], **{**GREEDY, "output_type": "pil"}, **SIZE, max_new_tokens=40)
     assert [piece.image.size for piece in out.pieces[0] if piece.kind == "image"][:1] == [(48, 32)]
     assert TASKS["howto"].text == SamplingParams(0.7, 200, 0.8) and TASKS["story"].image.guidance_scale == 3
+    off = _Run(generator, "cat", image_sampling=SamplingParams(guidance_scale=0.5), output_type="latent")
+    assert off._image.guidance_scale == 1
     with pytest.raises(UnknownNameError, match="did you mean 'story'"):
         generator("cat", task="storey")
     with pytest.raises(PromptError, match="is empty"):

@@ -371,6 +371,9 @@ class CosmosPipeline(FolderPipeline):
                     f"tokens={shown(tokens)} is not allowed; give codes int64 [B, n, {height}, {width}] with n from 1 "
                     f"to {frames - 1}"
                 )
+            if len(tokens) and int(tokens.min()) < 0:  # a code may be missing in what is shown, not in what is given
+                vocab_size = int(self.transformer.config["vocab_size"])
+                raise ArgumentError(f"tokens has code {int(tokens.min())}; they must be from 0 to {vocab_size - 1}")
             return complete(list(tokens.flatten(1)), tokens[0].numel(), int(self.transformer.config["vocab_size"])).to(
                 self.transformer.device
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from mmspec.errors import ArgumentError, MMSpecError, PromptError, unknown_name
 from mmspec.hf.generate import generate, salted
 from mmspec.pipeline.output import Output
 from mmspec.recipes import Recipe, on_device, parse
-from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.hf.adapters.flat import FlatImageAdapter
 from mmspec.vision.hf.flat_formats import token_id
@@ -251,7 +251,8 @@ class _Run:
         if pixels is not None and max(pixels) > 99 * FACTOR:
             raise ArgumentError(f"height={height}, width={width} is not allowed; at most {99 * FACTOR} pixels")
         self._text = TASKS[task].text if text_sampling is None else text_sampling
-        self._image = TASKS[task].image if image_sampling is None else image_sampling
+        image = TASKS[task].image if image_sampling is None else image_sampling
+        self._image = replace(image, guidance_scale=guidance_of_call(image.guidance_scale))
         if self._text.guidance_scale != 1:
             raise ArgumentError(
                 f"text_sampling guidance_scale={self._text.guidance_scale} is not allowed; it must be 1"

@@ -22,7 +22,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rng import CounterRNG
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.seeds import row_seeds
-from mmspec.vision.infinity.transformer import InfinityTransformer, Size
+from mmspec.vision.infinity.transformer import LEVELS, InfinityTransformer, Size
 from mmspec.vision.var.transformer import LayerCache
 
 SIDE = 64  # of the last map of square images of 1024 pixels
@@ -122,6 +122,8 @@ def decode_bits(
             raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a {kind.__name__}")
     check_number("scale", scale, 0, 1e4)
     maps, patch = len(sizes), large.config.patch
+    if maps > LEVELS:
+        raise ArgumentError(f"sizes has {maps} maps; the model has embeddings for {LEVELS}")
     large_maps = maps if large_maps is None else large_maps
     check_integer("large_maps", large_maps, 1, maps)
     if large_maps < maps and small is None:

@@ -21,7 +21,7 @@ from mmspec.vision.var.transformer import FeedForward, LayerCache
 
 # Sides of the maps of square images; the published models have the first 7 (256 pixels), 10, 12 or all (1024 pixels).
 SQUARE = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-_LEVELS, _EPS, _MAX_SCALE, _ROPE_BASE = 15, 1e-6, math.log(100), 10000.0
+LEVELS, _EPS, _MAX_SCALE, _ROPE_BASE = 15, 1e-6, math.log(100), 10000.0
 
 Size = tuple[int, int]
 
@@ -207,7 +207,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin):
             nn.Linear(text_dim, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim)
         )
         self.pos_start = nn.Parameter(torch.zeros(1, 1, dim))
-        self.lvl_embed = nn.Embedding(_LEVELS, dim)
+        self.lvl_embed = nn.Embedding(LEVELS, dim)
         self.word_embed = nn.Linear(self.places_bits, dim)
         self.shared_ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.blocks = nn.ModuleList(Block(dim, heads, hidden) for _ in range(depth))
