@@ -166,10 +166,9 @@ class _Kept:
     def _of(self, value: Any, each: PerRow) -> Any:
         """The value of an attribute with these rows alone."""
         if isinstance(value, Tensor | NotWritten | np.ndarray | QuantizedStore):
-            count = value.shape[each.dim]
+            count = _check_rows(value, each, self._rows)
             if not count:
                 return value
-            _check_rows(value, each, self._rows)
             if isinstance(value, np.ndarray):
                 return value[_at(each.dim, self._index(count > self._rows, _CPU).numpy())]
             return value[_at(each.dim, self._index(count > self._rows, value.device))]
@@ -182,6 +181,7 @@ class _Kept:
         if inside is not None:
             return _made(value, inside, [self._of(item, replace(each, name=name)) for name, item in inside[1]])
         if value is not None:
+            _check_part(value, each)
             self.select(value)
         return value
 
@@ -239,6 +239,7 @@ class _Joined:
             new = [self._of(item, their, replace(each, name=name), part) for (name, item), (_, their) in pairs]
             return _made(value, inside, new)
         if value is not None:
+            _check_part(value, each)
             self.put(value, new)
         return value
 
@@ -272,13 +273,15 @@ def _made(value: Any, inside: _Items, items: list[Any]) -> Any:
 
 
 def _values(part: Any) -> Iterator[tuple[PerRow, Any]]:
-    """The attributes of a part that hold something per row, as far as it has them already."""
+    """The attributes of a part that hold something per row."""
     names = getattr(part, "ROWS", ())
     if isinstance(names, str):
         raise PluginError(f"{type(part).__name__}.ROWS={names!r} is not allowed; it must be a tuple: ({names!r},)")
     for each in names:
         each = PerRow(each) if isinstance(each, str) else each
-        yield each, getattr(part, each.name, None)
+        if not hasattr(part, each.name):
+            raise PluginError(f"{type(part).__name__} has no attribute {each.name!r}, which it names in ROWS")
+        yield each, getattr(part, each.name)
 
 
 def _call(part: Any, name: str, *arguments: Any) -> None:
@@ -302,10 +305,21 @@ def _check_items(items: list[Any], each: PerRow, rows: int) -> None:
         raise PluginError(f"{each.name} is named in ROWS, and has {len(items)} items in a batch of {rows} rows")
 
 
-def _check_rows(value: Any, each: PerRow, rows: int) -> None:
-    """Checks that a value has a row, or two with guidance, for each of the batch."""
-    if value.shape[each.dim] not in (rows, 2 * rows):
+def _check_rows(value: Any, each: PerRow, rows: int) -> int:
+    """Checks that a value has no rows, or one or two with guidance for each of the batch; returns how many."""
+    count = int(value.shape[each.dim]) if each.dim < len(value.shape) else -1
+    if count not in (0, rows, 2 * rows):
+        found = "no such axis" if count < 0 else f"{count} rows"
         raise PluginError(
-            f"{each.name} is named in ROWS, and has {value.shape[each.dim]} rows along axis {each.dim} in a batch of "
-            f"{rows}; it must have {rows}, or {2 * rows} with guidance"
+            f"{each.name} is named in ROWS, and has {found} along axis {each.dim} in a batch of {rows}; it must have "
+            f"{rows}, or {2 * rows} with guidance"
+        )
+    return count
+
+
+def _check_part(value: Any, each: PerRow) -> None:
+    """Checks that something inside of a part names what it holds per row."""
+    if not hasattr(value, "ROWS") and not hasattr(value, "select_rows"):
+        raise PluginError(
+            f"{each.name} is named in ROWS, and is a {type(value).__name__}, which has no ROWS of its own"
         )

@@ -87,6 +87,8 @@ class MaskedToy:
         seed: Seed of the table.
     """
 
+    ROWS = ()
+
     def __init__(self, vocab_size: int, layout: Layout, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         shape = (layout.length, vocab_size + 1, *layout.cell, vocab_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from traceback import format_tb
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -67,7 +68,10 @@ class ActiveRequest:
             self._metrics.seconds.labels(self._model).observe(self.accounting.elapsed)
         if outcome == "error":
             self._metrics.decoding_errors.labels(self._model).inc()
-            log.error("request %s to %s failed", current_id(), self._model, exc_info=error)
+            # The message of an error may have the prompt in it: it is shown to those who debug.
+            where = "".join(format_tb(None if error is None else error.__traceback__))
+            log.error("request %s to %s failed: %s\n%s", current_id(), self._model, type(error).__name__, where)
+            log.debug("request %s: %s", current_id(), error)
 
     def translate(self, error: BaseException) -> BaseException:
         """The error of the response: what mmspec refuses becomes an `ApiError`."""

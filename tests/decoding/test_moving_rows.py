@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ class Inner:
 class Outer:
     """Holds something of every kind that `ROWS` may name; guided tensors have two rows per row."""
 
-    ROWS = ("plain", "guided", "host", "items", "inner", "nothing", "empty", "absent")
+    ROWS = ("plain", "guided", "host", "items", "inner", "nothing", "empty")
 
     def __init__(self, rows: range) -> None:
         self.plain = torch.tensor(rows)
@@ -128,6 +129,21 @@ def test_what_does_not_fit_is_refused(name: str, value: range, message: str) -> 
     setattr(part, name, torch.tensor(value))
     with pytest.raises(PluginError, match=message):
         join_rows(part, other, [2, 3], *batch_states(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("plan",), "Outer has no attribute 'plan', which it names in ROWS"),
+        (("other",), "other is named in ROWS, and is a SimpleNamespace, which has no ROWS of its own"),
+        (("number",), "number is named in ROWS, and has no such axis along axis 0 in a batch of 2"),
+    ],
+)
+def test_what_cannot_be_moved_is_refused(names: tuple[str, ...], message: str) -> None:
+    part: Any = Outer(range(2))
+    part.ROWS, part.other, part.number = names, SimpleNamespace(), torch.tensor(3)
+    with pytest.raises(PluginError, match=message):
+        select_rows(part, [1], 2)
 
 
 def test_lists_have_an_item_for_each_row() -> None:

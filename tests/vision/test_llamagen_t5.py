@@ -97,7 +97,7 @@ def test_a_long_prompt_is_truncated_with_a_warning(pipe: LlamaGenPipeline, caplo
     call: dict[str, Any] = {"seed": 0, "output_type": "latent"}
     long = "a red circle above a blue star"
     cut = pipe(long, **call).tokens
-    assert f"prompt={long!r} has 8 tokens; the model reads 6" in caplog.text
+    assert "prompt 0 has 8 tokens; the model reads 6" in caplog.text and "circle" not in caplog.text
     # The end of sequence is kept.
     assert torch.equal(cut, pipe("a red circle above a", **call).tokens)
 

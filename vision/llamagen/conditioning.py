@@ -159,12 +159,9 @@ def from_prompts(prompts: Sequence[Any], gpt: LlamaGenTransformer, encoder: Any,
     from mmspec.vision.llamagen.captions import clean_caption
 
     captions = [clean_caption(prompt) for prompt in prompts]
-    for prompt, ids in zip(prompts, tokenizer(captions, verbose=False)["input_ids"], strict=True):
-        if len(ids) > slots:
-            # Not `warnings`, whose registry keeps every text: a server would grow with each long prompt.
-            log.warning(
-                "prompt=%r has %d tokens; the model reads %d, and the rest is ignored", prompt[:200], len(ids), slots
-            )
+    for number, ids in enumerate(tokenizer(captions, verbose=False)["input_ids"]):
+        if len(ids) > slots:  # a log has no prompts in it
+            log.warning("prompt %d has %d tokens; the model reads %d, and the rest is ignored", number, len(ids), slots)
     encoded = tokenizer(captions, max_length=slots, padding="max_length", truncation=True, return_tensors="pt")
     ids, mask = encoded["input_ids"].to(encoder.device), encoded["attention_mask"].to(encoder.device)
     embeds = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
