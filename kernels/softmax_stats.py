@@ -101,7 +101,7 @@ def stats_of_probs(p: Tensor) -> SoftmaxStats:
     floats = _floats_of_probs(p.device).repeat(batch, width, 1)
     ints = torch.zeros(batch, width, 5, dtype=torch.int32, device=p.device)
     ints[..., LINE] = torch.arange(batch * width, device=p.device).view(batch, width)
-    ints[..., LAST], ints[..., POINT] = p.shape[-1], -1
+    ints[..., LAST], ints[..., POINT], ints[..., BEST] = p.shape[-1], -1, p.argmax(-1)
     return SoftmaxStats(p.log(), None, None, floats, ints)
 
 

@@ -114,7 +114,9 @@ def recorded() -> dict[str, dict[tuple[int, bool], NDArray[np.int64]]]:
 def measured() -> dict[str, dict[int, list[float]]]:
     """Milliseconds of calls by model, rows and width."""
     found: dict[str, dict[int, list[float]]] = {name: dict(table) for name, table in CPU.items()}
-    for record in json.loads((HERE.parent / "gpu/h100.json").read_text())["parts"]["steps"]["records"]:
+    for record in json.loads((HERE.parent / "gpu/h100.json").read_text())["parts"]["models"]["records"]:
+        if "device" not in record:  # a decode, not a call
+            continue
         found.setdefault(record["model"], {}).setdefault(record["rows"], []).append(record["device"] * 1e3)
     return found
 

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import mmspec.drafters.init_drafter
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.drafters.init_drafter import InitDrafter
+from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import WindowRNG
@@ -71,8 +71,8 @@ def test_initial_drafts_have_what_is_forced(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_wrong_q_of_a_forced_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A twin that says that its drafts were sampled uniformly."""
 
-    def uniform(q: Any, tokens: Tensor, first: int, is_new: Any, inplace: bool = False) -> Tensor:
+    def uniform(ops: Any, q: Any, tokens: Tensor, first: int, is_new: Any, inplace: bool = False) -> Tensor:
         return torch.full((*tokens.shape, 3), 1 / 3)
 
-    monkeypatch.setattr(mmspec.drafters.init_drafter, "point_mass", uniform)
+    monkeypatch.setattr(TorchOps, "point_mass", uniform)
     assert not check("sjd:window=3", SAMPLING, samples=20_000, layout=Layout(length=5)).ok

@@ -192,7 +192,7 @@ def test_heads_draft_for_transformers_models() -> None:
     heads = [eagle, MedusaHeads(20, 32, 4)]
     prompts = torch.tensor([[0, 1, 5, 6, 3], [1, 7, 8, 9, 3]])
     call = {"attention_mask": prompts != 0, "custom_generate": mmspec.generate, "do_sample": False, "heads": heads}
-    call["max_new_tokens"] = 9
+    call |= {"max_new_tokens": 9, "guidance_scale": 5.0}
     plain = GenerationMixin.generate(model, prompts, **call, recipe="plain")
     for recipe in RECIPES:
         assert torch.equal(GenerationMixin.generate(model, prompts, **call, recipe=recipe), plain)

@@ -74,8 +74,8 @@ def test_recipes_with_neighbors_are_exact(monkeypatch: pytest.MonkeyPatch, recip
 def test_a_q_that_is_not_one_hot_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: drafts that repeat a neighbor, as if they had been sampled evenly."""
 
-    def even(q: Tensor, tokens: Tensor, first: int, is_new: Any, inplace: bool) -> Tensor:
+    def even(ops: Any, q: Tensor, tokens: Tensor, first: int, is_new: Any, inplace: bool) -> Tensor:
         return torch.full_like(q, 1 / q.shape[-1])
 
-    monkeypatch.setattr("mmspec.drafters.neighbors.point_mass", even)
+    monkeypatch.setattr("mmspec.sampling.ops.TorchOps.point_mass", even)
     assert not exactness(monkeypatch, "table:window=3", seed=4).ok

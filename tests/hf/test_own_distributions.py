@@ -68,7 +68,11 @@ def test_janus(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None
     call = {**inputs, "do_sample": True, "guidance_scale": 2.0, **options}
     expected, tokens = its_own(monkeypatch, lambda: model.generate(**call, generation_mode="image"))
     found, _ = ours(
-        monkeypatch, TokenSampler, lambda: model.generate(**call, recipe="plain", custom_generate=mmspec.generate)
+        monkeypatch,
+        TokenSampler,
+        lambda: GenerationMixin.generate(
+            model, **call, max_new_tokens=16, recipe="plain", custom_generate=mmspec.generate
+        ),
     )
     pipe = mmspec.load(model, processor=processor)
     pipe.set_progress_bar_config(disable=True)
