@@ -190,7 +190,7 @@ def test_errors() -> None:
     with (
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(
-            ArgumentError, match="^the caller gave, or transformers prepared, foo, which mmspec does not know"
+            ArgumentError, match="^the caller gave, or transformers prepared, foo, which mmspec does"
         ),
     ):
         patch.setattr(type(model.talker), "_validate_model_kwargs", lambda self, inputs: None)

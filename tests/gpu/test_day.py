@@ -166,7 +166,7 @@ def test_what_there_is_not(words: list[str], message: str, capsys: pytest.Captur
 @pytest.mark.slow
 def test_the_script_runs_where_most_packages_are_missing(root: Path, tmp_path: Path) -> None:
     """From the script, with parts in their own processes; models that need diffusers are records with an error."""
-    for package in ("diffusers", "bs4", "ftfy", "pydantic", "torchmetrics", "torchaudio"):
+    for package in ("diffusers", "bs4", "ftfy"):
         (tmp_path / f"{package}.py").write_text("raise ImportError('it is not there')")
     names = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHON": sys.executable}
     words = [str(root / "examples/gpu/day.sh"), "--tiny", "--device", "cpu", "-o", str(tmp_path / "day")]
