@@ -189,9 +189,7 @@ def test_errors() -> None:
     model = tiny.qwen2_5(2)
     with (
         pytest.MonkeyPatch.context() as patch,
-        pytest.raises(
-            ArgumentError, match="^the caller gave, or transformers prepared, foo, which mmspec does"
-        ),
+        pytest.raises(ArgumentError, match="^the caller gave, or transformers prepared, foo, which mmspec does"),
     ):
         patch.setattr(type(model.talker), "_validate_model_kwargs", lambda self, inputs: None)
         qwen2_5_call(model, talker_do_sample=False, talker_foo=torch.rand(2, 3), **OURS)
