@@ -25,7 +25,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import Watch
 from mmspec.decoding.target import Target
-from mmspec.decoding.to_end import decode_to_end
+from mmspec.decoding.to_end import step_to_end
 from mmspec.decoding.window_policy import Committed, WindowPolicy
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
@@ -200,7 +200,7 @@ class DepthDecoding:
         part.clock = meter.clock
         sampler, rule = self.sampler.with_constraint(constraint), build_rule(recipe, resources)
         batch = running_batch(target, recipe, rule, sampler, state, samplings, resources, self.policy, part)
-        decode_to_end(batch)
+        step_to_end(batch)
         add_counts(meter, part, ids)
         return state.result()[:, start:], batch.draft_calls
 

@@ -1,4 +1,4 @@
-"""`decode_to_end`: steps a batch until every row is finished.
+"""Steps a batch until every row is finished.
 
 A call of a model is a request, which `mmspec.batching.call` decodes. A batch alone is for those that measure the loop
 or test a distribution: their rows are samples of a target, tens of thousands at a time, and belong to no request.
@@ -53,11 +53,16 @@ class SteppedBatch(Protocol):
         ...
 
 
-def decode_to_end(batch: SteppedBatch) -> Decoded:
-    """Decodes a batch, from its prompts on, until every row is finished."""
+def step_to_end(batch: SteppedBatch) -> None:
+    """Steps a batch, from its prompts on, until every row is finished."""
     with torch.inference_mode():
         running = batch.start()
         while running:
             running = batch.step()
     batch.meter.clock.lap("other")
+
+
+def decode_to_end(batch: SteppedBatch) -> Decoded:
+    """What a batch gives that is stepped to its end, in memory of its own."""
+    step_to_end(batch)
     return Decoded(batch.state.result().clone(), batch.stats())

@@ -13,7 +13,7 @@ from mmspec.decoding.assembly import build_drafter
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.to_end import decode_to_end
+from mmspec.decoding.to_end import step_to_end
 from mmspec.decoding.tree_loop import TreeVerification, decode_tree
 from mmspec.decoding.window_policy import FixedWindow
 from mmspec.recipes import Recipe
@@ -113,7 +113,7 @@ def measure_acceptance(prepared: PreparedPrompts, recipe: Recipe, seeds: Sequenc
         sampler = TokenSampler(settings, layout.constraint, target.device)
         drafter = build_drafter(recipe, layout, target, settings, prepared.resources, sampler, len(seeds))
         probe, step = AcceptanceProbe(drafter, recipe.depth), decode_tree if recipe.info.tree else None
-        decode_to_end(
+        step_to_end(
             RunningBatch(target, probe, exact(), sampler, state, FixedWindow(recipe.window), meter, None, step)
         )
     return DrafterAcceptance(probe.by_position, meter.stats(probe.calls).tokens_per_call)
