@@ -76,7 +76,6 @@ def refuse_call(model: Any, config: Any) -> None:
     Args:
         model: The model.
         config: The prepared `GenerationConfig`.
-        model: The model.
 
     Raises:
         ArgumentError: If the call sets `use_cache=False`, or processes would wait for each other at each call.
