@@ -113,7 +113,5 @@ def measure_acceptance(prepared: PreparedPrompts, recipe: Recipe, seeds: Sequenc
         sampler = TokenSampler(settings, layout.constraint, target.device)
         drafter = build_drafter(recipe, layout, target, settings, prepared.resources, sampler, len(seeds))
         probe, step = AcceptanceProbe(drafter, recipe.depth), decode_tree if recipe.info.tree else None
-        step_to_end(
-            RunningBatch(target, probe, exact(), sampler, state, FixedWindow(recipe.window), meter, None, step)
-        )
+        step_to_end(RunningBatch(target, probe, exact(), sampler, state, FixedWindow(recipe.window), meter, None, step))
     return DrafterAcceptance(probe.by_position, meter.stats(probe.calls).tokens_per_call)
