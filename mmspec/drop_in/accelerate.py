@@ -17,6 +17,7 @@ from mmspec.heads.head import Head
 from mmspec.hf.options import check_options
 from mmspec.knobs import Value
 from mmspec.recipes import DEFAULT, Recipe, parse
+from mmspec.registry import heads as head_kinds
 
 T = TypeVar("T")
 
@@ -137,10 +138,11 @@ def refuse_missing(recipe: Recipe, draft_model: object, heads: Sequence[Head], t
     Raises:
         ArgumentError: If something is missing.
     """
+    networks = {recipe.info.runner, recipe.knobs.get("start"), recipe.knobs.get("refresh")}
     for needed, given, name in (
         (recipe.needs_draft_model, draft_model is not None, "draft_model"),
         (recipe.needs_table, table is not None, "table"),
-        (recipe.drafts_frames, bool(heads), "heads"),
+        (bool(networks & {*head_kinds().usable()}), bool(heads), "heads"),
     ):
         if needed and not given:
             raise ArgumentError(f"recipe '{recipe}' drafts with {name}, which is missing; give {name}=")

@@ -32,6 +32,8 @@ KEPT_BACK = {
     "token_healing": "it needs the tokenizer, which transformers does not hand on",
     "assistant_tokenizer": "a draft model has the model's tokenizer",
 }
+# Those that change no token: a tokenizer without stop strings, and what a trainer's loss is computed with.
+WITHOUT_EFFECT = ("tokenizer", "labels")
 
 
 class GenerateMethod(Replacement):
@@ -94,7 +96,7 @@ class GenerateMethod(Replacement):
                 raise ArgumentError(f"{name} is not possible with drafts: {why}")
         if arguments.get("cache_implementation", config.cache_implementation) == "paged":
             raise ArgumentError("cache_implementation='paged' is continuous batching, a loop of transformers' own")
-        arguments = {name: value for name, value in arguments.items() if name not in KEPT_BACK and name != "tokenizer"}
+        arguments = {name: value for name, value in arguments.items() if name not in (*KEPT_BACK, *WITHOUT_EFFECT)}
         processors = arguments.get("logits_processor")
         if processors is not None:  # one that keeps state is tried, then refused, and must be as new for its own loop
             arguments["logits_processor"] = type(processors)([copy.copy(each) for each in processors])

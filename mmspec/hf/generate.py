@@ -153,7 +153,9 @@ def generate(
             prepared = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
             by_kind = {head.kind: head.to(model.device) for head in heads}
             return own(
-                GenerateRequest(unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step, by_kind, given, on_stats)
+                GenerateRequest(
+                    unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step, by_kind, given, on_stats
+                )
             )
         job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs, given)
         if token_streamer is not None:

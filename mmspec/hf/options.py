@@ -13,7 +13,9 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 
 
-def check_options(draft_model: Any, table: Any, heads: Any, on_step: Any, measure_entropy: Any, on_stats: Any = None) -> None:
+def check_options(
+    draft_model: Any, table: Any, heads: Any, on_step: Any, measure_entropy: Any, on_stats: Any = None
+) -> None:
     """Checks the types of the options of `mmspec.generate`, before any work.
 
     Raises:
