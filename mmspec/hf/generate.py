@@ -117,7 +117,7 @@ def generate(
         measure_entropy: Also report the entropy of the model's distribution.
         token_streamer: A streamer of transformers. It receives the prompt, and the tokens as they are committed; its
             `end()` is called even after an error.
-        on_stats: Called with the statistics at the end, also for models whose output has no place for them; Bark's coarse
+        on_stats: Called with the statistics at the end, also for models whose output has none; Bark's coarse
             stage calls it for each of its windows.
         given: The names of the caller's keywords, where they are known; see `mmspec.hf.call.call_generate`.
         **inputs: The inputs of the model, passed by transformers.
