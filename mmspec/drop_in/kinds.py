@@ -24,14 +24,20 @@ INSIDE: Mapping[str, tuple[str, ...]] = {
     "transformers.Qwen3OmniMoeForConditionalGeneration": ("talker",),
     "diffusers.GlmImagePipeline": ("vision_language_encoder",),
 }
-# Objects in which there is nothing to accelerate, and why.
-NOTHING: Mapping[str, str] = {
+# Objects that are not accelerated, and why.
+NOT: Mapping[str, str] = {
     "diffusers.LLaDA2Pipeline": "it unmasks blocks of text in parallel, many tokens per call, and samples none after "
     "the other, which an exact draft needs",
     "diffusers.AmusedPipeline": "it draws all tokens in 12 calls; mmspec.load decodes its folder, in as many calls",
     "diffusers.AmusedImg2ImgPipeline": "it draws all tokens in about 12 calls, each with all of them",
     "diffusers.AmusedInpaintPipeline": "it draws all tokens in about 12 calls, each with all of them",
     "diffusers.DiffusionPipeline": "it draws by diffusion, which has no tokens to draft",
+    "pocket_tts.TTSModel": "its flow makes each latent without randomness of its own, so that an exact rule accepts no "
+    "draft; mmspec.load decodes the folder of transformers' class by rules that give something up",
+    "qwen_tts.Qwen3TTSModel": "the package does not run beside transformers 5; mmspec.load decodes its folder",
+    "chatterbox.ChatterboxTTS": "mmspec.load decodes its folder instead",
+    "chatterbox.ChatterboxTurboTTS": "mmspec.load decodes its folder instead",
+    "chatterbox.ChatterboxMultilingualTTS": "mmspec.load decodes its folder instead",
 }
 KNOWN = (
     "models of transformers with an adapter (docs/models.md), pipelines of transformers with one, BarkModel, the Omni "
@@ -56,8 +62,8 @@ def replaceable(obj: Any) -> list[tuple[Any, type[Replacement]]]:
     if any(name.startswith("mmspec.") for name in names):
         raise ArgumentError(f"obj is a {kind}, which decodes with mmspec already; give its calls a recipe")
     for name in names:
-        if name in NOTHING:
-            raise ArgumentError(f"obj is a {kind}, in which there is nothing to accelerate: {NOTHING[name]}")
+        if name in NOT:
+            raise ArgumentError(f"obj is a {kind}, which mmspec.accelerate leaves as it is: {NOT[name]}")
     if isinstance(inner, nn.Module) and hasattr(inner, "generate"):
         adapter_of(inner)  # says which classes have one
     raise ArgumentError(f"obj is a {kind}, which mmspec.accelerate does not know; it knows {KNOWN}")

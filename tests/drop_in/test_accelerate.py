@@ -109,7 +109,9 @@ class Counting(LogitsProcessor):
         (lambda: {"stop_strings": ["c"], "tokenizer": letters()}, "stop_strings is not possible"),
         (lambda: {"prefix_allowed_tokens_fn": lambda row, ids: [4, 6] if ids[-1] == 5 else [4, 5]}, "prefix_allowed"),
         (
-            lambda: {"assistant_model": tiny_speech.flat(1), "num_assistant_tokens": 3, "input_ids": torch.ones(1, 2).long()},
+            lambda: {
+                "assistant_model": tiny_speech.flat(1), "num_assistant_tokens": 3, "input_ids": FLAT["input_ids"][1:],
+            },
             "num_assistant_tokens=3 is not supported",
         ),
     ],
@@ -321,10 +323,21 @@ def test_janus_answers_in_text_without_mmspec(caplog: pytest.LogCaptureFixture) 
     assert "generation_mode='text' asks Janus for text" in notes(caplog)[0]
 
 
+def of_package(package: str, name: str) -> Any:
+    """An object of a class of another package."""
+    return type(name, (), {"__module__": f"{package}.models"})()
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (lambda: mmspec.accelerate(3), "obj is a int, which mmspec.accelerate does not know; it knows models of"),
+        (
+            lambda: mmspec.accelerate(of_package("pocket_tts", "TTSModel")),
+            "an exact rule accepts no draft; mmspec.load",
+        ),
+        (lambda: mmspec.accelerate(of_package("qwen_tts", "Qwen3TTSModel")), "does not run beside transformers 5"),
+        (lambda: mmspec.accelerate(of_package("chatterbox", "ChatterboxTTS")), "mmspec.load decodes its folder"),
         (lambda: mmspec.accelerate(nn.Linear(2, 2)), "obj is a Linear, which mmspec.accelerate does not know"),
         (lambda: mmspec.accelerate(mmspec.load("shapes")), "decodes with mmspec already; give its calls a recipe"),
         (lambda: mmspec.accelerate(tiny_speech.flat(), "draft"), "recipe 'draft' drafts with draft_model, which is"),
