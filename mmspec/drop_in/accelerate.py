@@ -101,7 +101,7 @@ def accelerated(
         UnknownNameError: As `accelerate`.
     """
     before = [(owner, kind, found_on(owner, kind.NAME)) for owner, kind in replaceable(obj)]
-    accelerate(obj, recipe, draft_model=draft_model, heads=heads, table=table, **knobs)
+    accelerate(obj, recipe, enabled=True, draft_model=draft_model, heads=heads, table=table, **knobs)
     try:
         yield obj
     finally:

@@ -1,4 +1,4 @@
-"""diffusers' `GlmImagePipeline` with an accelerated first stage: the same pictures from the same prompts and images."""
+"""diffusers' `GlmImagePipeline` with an accelerated first stage: the same images from the same prompts and images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pipe() -> Any:
     return tiny.pipeline()
 
 
-def picture(pipe: Any, seed: int, **more: Any) -> Any:
+def drawn(pipe: Any, seed: int, **more: Any) -> Any:
     rng = torch.Generator().manual_seed(seed)
     return pipe(**SIZE, num_inference_steps=2, generator=rng, output_type="np", **more).images
 
@@ -48,14 +48,14 @@ def edits(pipe: Any) -> None:
     ],
     ids=["text", "two texts", "image", "two images"],
 )
-def test_pictures_are_those_of_the_untouched_pipeline(
+def test_images_are_those_of_the_untouched_pipeline(
     pipe: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edits(pipe)
     monkeypatch.setattr(pipe.vision_language_encoder.generation_config, "top_k", 1)
-    own = picture(pipe, 0, **asked)
+    own = drawn(pipe, 0, **asked)
     with mmspec.accelerated(pipe, "scd:window=16"):
-        assert (picture(pipe, 0, **asked) == own).all()
+        assert (drawn(pipe, 0, **asked) == own).all()
         stats = mmspec.last_stats(pipe)
         assert stats is not None
         assert stats.tokens == (5 if "image" in asked else 261) * len(own)
@@ -63,11 +63,11 @@ def test_pictures_are_those_of_the_untouched_pipeline(
     assert "generate" not in vars(pipe.vision_language_encoder)
 
 
-def test_a_generator_gives_the_same_picture_twice(pipe: Any) -> None:
+def test_a_generator_gives_the_same_image_twice(pipe: Any) -> None:
     edits(pipe)
     asked = {"prompt": "a red dog", "image": [SOURCE]}
     with mmspec.accelerated(pipe, "scd"):
-        first, again, other = (picture(pipe, seed, **asked) for seed in (0, 0, 1))
+        first, again, other = (drawn(pipe, seed, **asked) for seed in (0, 0, 1))
     assert (first == again).all() and not (first == other).all()
 
 
