@@ -125,6 +125,6 @@ class GenerateMethod(Replacement):
 
     def _load_offloaded(self) -> None:
         """Brings a model to its device that accelerate's `cpu_offload_with_hook` brings there in its forward only."""
-        hook = getattr(self.owner, "_hf_hook", None)
+        hook: Any = getattr(self.owner, "_hf_hook", None)
         if type(hook).__name__ == "CpuOffload":
             hook.pre_forward(self.owner)
