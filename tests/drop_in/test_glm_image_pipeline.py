@@ -99,16 +99,18 @@ def test_samples_with_an_image_follow_those_of_the_stage() -> None:
 def test_other_pipelines_of_diffusers_are_refused_with_the_reason(pipe: Any) -> None:
     from diffusers import AmusedPipeline, LLaDA2Pipeline, StableDiffusionPipeline
 
-    for kind, why in (
+    kinds: tuple[tuple[Any, str], ...] = (
         (LLaDA2Pipeline, "it unmasks blocks of text in parallel"),
         (AmusedPipeline, "it draws all tokens in 12 calls; mmspec.load decodes its folder"),
         (StableDiffusionPipeline, "it draws by diffusion, which has no tokens to draft"),
-    ):
+    )
+    for kind, why in kinds:
         with pytest.raises(
             ArgumentError, match=f"obj is a {kind.__name__}, which mmspec.accelerate leaves as it is: {why}"
         ):
             mmspec.accelerate(kind.__new__(kind))
-    empty = type(pipe).__new__(type(pipe))
+    whole: Any = type(pipe)
+    empty = whole.__new__(whole)
     empty.vision_language_encoder = None
     with pytest.raises(ArgumentError, match="GlmImagePipeline without vision_language_encoder, which is what is"):
         mmspec.accelerate(empty)

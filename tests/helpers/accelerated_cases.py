@@ -18,7 +18,11 @@ from torch import Tensor
 TEXT = torch.tensor([[5, 6, 7, 0], [8, 9, 3, 4]])
 SPOKEN = torch.tensor([[0, 0, 5, 6, 7, 31], [8, 9, 3, 4, 5, 31]])
 BARK_TEXT = torch.tensor([[1, 2, 3, 4, 5, 6], [5, 6, 7, 8, 18, 18]])
-FLAT = {"input_ids": torch.tensor([[0, 1, 2, 3], [1, 4, 2, 5]]), "max_new_tokens": 12, "pad_token_id": 0}
+FLAT: dict[str, Any] = {
+    "input_ids": torch.tensor([[0, 1, 2, 3], [1, 4, 2, 5]]),
+    "max_new_tokens": 12,
+    "pad_token_id": 0,
+}
 
 
 @dataclass(frozen=True)
