@@ -113,10 +113,6 @@ def test_dia_pipeline() -> None:
     assert torch.equal(codes, wanted) and one.audio.shape == (1, 8 * codes.shape[1])
     for recipe in ("plain", "draft:window=3"):
         assert torch.equal(pipe("slow quiet piano", recipe=recipe, **greedy).tokens[0], one.tokens[0])
-    drawn: dict[str, Any] = {"temperature": 1.3, "guidance_scale": 2.0, "recipe": "sjd:window=3", "seed": 7}
-    whole = pipe("loud drums", **drawn)
-    chunks = list(pipe.stream("loud drums", first=2, every=3, **drawn))
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole.audio, atol=1e-5)
     with pytest.raises(ArgumentError, match="seconds=3 is not possible: this model's text determines the duration"):
         pipe.with_duration(3)
 

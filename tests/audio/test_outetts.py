@@ -18,12 +18,10 @@ import mmspec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.outetts import outetts_style, prompt_of, read_speaker, separator_of
 from mmspec.audio.models.flat.speech import FlatAdapter
-from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.adapters import check_windows
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "outetts.json").read_text())
 LENGTH, RECORDED = len(GOLDEN["greedy"][0]), len(GOLDEN["probs"][0])
@@ -104,18 +102,6 @@ def test_probabilities_are_the_packages(pipe: Any) -> None:
     for processors in ((), (RepetitionPenalty(1.1, last=1),)):
         object.__setattr__(style, "processors", processors)
         assert distance() > 1e-2
-
-
-@pytest.mark.releases
-def test_windows_match_single_tokens(pipe: Any) -> None:
-    part = parts(pipe)[0]
-
-    def make(rows: int, window: int) -> Target:
-        recipe = parse(f"scd:window={window}")
-        found: Target = pipe.adapter.prepare_rows([part] * rows, recipe, [SamplingParams(0.0)] * rows).target
-        return found
-
-    assert check_windows(make, LENGTH - 1) < 1e-4
 
 
 def test_samples_follow_truncation_at_drafted_positions(pipe: Any) -> None:

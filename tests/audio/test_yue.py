@@ -22,13 +22,10 @@ from mmspec.audio.models.flat import yue
 from mmspec.audio.models.flat.yue import YuEAdapter
 from mmspec.audio.models.flat.yue_prompt import CODES
 from mmspec.audio.models.flat.yue_tracks import SecondStage, Tracks
-from mmspec.audio.outputs import AudioOutput
-from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
-from mmspec.testing.adapters import check_windows
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "yue.json").read_text())
 SONGS = GOLDEN["songs"]
@@ -134,19 +131,6 @@ def test_probabilities_are_the_originals() -> None:
         assert distance(adapter, adapter.sampling) > 1e-3
 
 
-@pytest.mark.releases
-def test_windows_match_single_tokens() -> None:
-    adapter = pipeline(SONGS[0]).adapter
-    part = adapter.read(SONGS[0]["lyrics"], None).parts[0]
-
-    def make(rows: int, window: int) -> Target:
-        params = SamplingParams(0.0, guidance_scale=1.5)
-        found: Target = adapter.prepare_rows([part] * rows, parse(f"scd:window={window}"), [params] * rows).target
-        return found
-
-    assert check_windows(make, 20) < 1e-4
-
-
 def test_second_stage_completes_tracks_as_the_original() -> None:
     """Two pieces at a time, and the rest, with speculative decoding; the tracks are those of the first stage."""
     stage = SecondStage(tiny_yue.model(1, 4096), parse("scd:window=6"), GOLDEN["frames"])
@@ -161,6 +145,10 @@ def adapter_codes(song: dict[str, Any], segment: int) -> torch.Tensor:
     return pipeline(song).adapter.codes(torch.tensor(song["segments"][segment]["tokens"]))
 
 
+def test_a_row_that_ends_in_a_frame_has_the_frames_before() -> None:
+    assert pipeline(SONGS[0]).adapter.codes(torch.tensor([5, 6, 7, CODES, CODES])).tolist() == [[5], [6]]
+
+
 def test_tracks_are_decoded_and_mixed() -> None:
     class Thrice(SecondStage):
         def complete(self, track: torch.Tensor) -> torch.Tensor:
@@ -172,25 +160,6 @@ def test_tracks_are_decoded_and_mixed() -> None:
     assert torch.allclose(found[0, 0, ::2], track.clamp(max=0.99).sum(0).clamp(max=1)) and found.shape == (1, 1, 4)
     pipe = pipeline(SONGS[0], codec=TrackCodec(8), stage_2=model())
     assert isinstance(pipe.adapter.codec, Tracks) and pipe.adapter.codec.hop == 2
-
-
-def test_chunks_and_requests_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every segment continues those before it, also while streaming and in an engine."""
-    monkeypatch.setattr(yue, "LEAST", 6)
-    pipe = pipeline(SONGS[0], tokens=10)
-    lyrics = SONGS[0]["lyrics"]
-    whole = pipe(lyrics, seed=3, recipe="scd:window=8")
-    assert isinstance(whole, AudioOutput) and len(whole.tokens) == 3
-    chunks = list(pipe.stream(lyrics, seed=3, recipe="scd:window=8", first=2, every=2))
-    assert len(chunks) > 3
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole.audio)
-    engine, found = mmspec.Engine(pipe, "scd:window=8", max_rows=2), None
-    engine.add(lyrics, seed=3)
-    while engine.has_unfinished:
-        found = next((output.result for output in engine.step() if output.finished), None)
-    assert found is not None and all(torch.equal(a, b) for a, b in zip(found.tokens, whole.tokens, strict=True))
-    early = pipe.adapter.codes(torch.tensor([5, 6, 7, CODES, CODES]))
-    assert early.tolist() == [[5], [6]]
 
 
 def test_a_sentencepiece_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
