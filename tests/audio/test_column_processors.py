@@ -25,7 +25,6 @@ from mmspec.sampling.sampler import TokenSampler
 
 pytest.importorskip("triton")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off"),
 ]
 

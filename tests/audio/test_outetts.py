@@ -12,7 +12,7 @@ import pytest
 import tiny_codecs
 import tiny_outetts
 import torch
-from part_runs import decode_rows
+from part_runs import decode_rows, distance_of_probs
 
 import mmspec
 from mmspec.audio.codecs import codec_of
@@ -24,7 +24,7 @@ from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "outetts.json").read_text())
-LENGTH, RECORDED = len(GOLDEN["greedy"][0]), len(GOLDEN["probs"][0])
+LENGTH = len(GOLDEN["greedy"][0])
 
 
 @pytest.fixture(scope="module")
@@ -75,26 +75,14 @@ def test_greedy_tokens_and_frames_are_the_packages(pipe: Any, recipe: str) -> No
         assert pipe.adapter.codes(row).tolist() == [[min(code, 1023) for code in book] for book in frames]
 
 
-@torch.inference_mode()
 def test_probabilities_are_the_packages(pipe: Any) -> None:
     """After the penalty of the latest 64 tokens, temperature, top-k, top-p and min-p, and twins without some of it."""
     own = pipe.adapter.sampling
     assert pipe._sampling(0.5, None, None, None) == replace(own, temperature=0.5) and own.min_p == 0.05
 
     def distance(sampling: SamplingParams = own) -> float:
-        found = 0.0
-        for row, part in enumerate(parts(pipe)):
-            job = pipe.adapter.prepare_rows([part], parse("plain"), [sampling])
-            sampler = job.layout.sampler([sampling], job.target.device)
-            p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
-            window = job.target.forward(torch.tensor([GOLDEN["greedy"][row][: RECORDED - 1]]), np.zeros(1, np.int64))
-            p = torch.cat([p, sampler(window, np.arange(1, RECORDED)[None])], dim=1)[0]
-            q = torch.zeros_like(p)
-            for each, recorded in zip(q, GOLDEN["probs"][row], strict=True):
-                for name, value in recorded.items():
-                    each[int(name)] = value
-            found = max(found, float((p - q).abs().max()))
-        return found
+        recorded = zip(parts(pipe), GOLDEN["greedy"], GOLDEN["probs"], strict=True)
+        return max(distance_of_probs(pipe.adapter, part, sampling, *row) for part, *row in recorded)
 
     assert distance() < 1e-5
     assert distance(replace(own, min_p=0.0)) > 1e-2

@@ -8,12 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny_speech
 import tiny_yue
 import torch
-from part_runs import decode_rows
+from part_runs import decode_rows, distance_of_probs
 
 import mmspec
 from mmspec.audio import sentencepiece_file
@@ -25,7 +24,6 @@ from mmspec.audio.models.flat.yue_tracks import SecondStage, Tracks
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.probs import dense
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "yue.json").read_text())
 SONGS = GOLDEN["songs"]
@@ -103,24 +101,12 @@ def test_prompts_are_the_originals() -> None:
         assert f"the latest {adapter._room} ids" in note
 
 
-@torch.inference_mode()
 def test_probabilities_are_the_originals() -> None:
     """The penalty applies to guided log-probabilities; twins: to logits, and without guidance."""
 
     def distance(adapter: YuEAdapter, params: SamplingParams) -> float:
-        found = 0.0
-        for part, segment in zip(parts_of(adapter, SONGS[0]), SONGS[0]["segments"], strict=True):
-            job = adapter.prepare_rows([part], parse("plain"), [params])
-            sampler, count = job.layout.sampler(job.samplings, job.target.device), len(segment["probs"])
-            p = dense(sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64)))
-            window = job.target.forward(torch.tensor([segment["tokens"][: count - 1]]), np.zeros(1, dtype=np.int64))
-            p = torch.cat([p, dense(sampler(window, np.arange(1, count)[None]))], dim=1)[0]
-            q = torch.zeros_like(p)
-            for each, recorded in zip(q, segment["probs"], strict=True):
-                for name, value in recorded.items():
-                    each[int(name)] = value
-            found = max(found, float((p - q).abs().max()))
-        return found
+        rows = zip(parts_of(adapter, SONGS[0]), SONGS[0]["segments"], strict=True)
+        return max(distance_of_probs(adapter, part, params, own["tokens"], own["probs"]) for part, own in rows)
 
     adapter = pipeline(SONGS[0]).adapter
     assert adapter.sampling == SamplingParams(1.0, 50, 0.93, guidance_scale=1.5)

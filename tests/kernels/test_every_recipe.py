@@ -30,8 +30,6 @@ pytest.importorskip("triton")
 
 from mmspec.sampling.lazy_probs import LazyProbs
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
 FAILED = {
     ("prompt:branch=2/1", "none"),
     ("draft:window=3", "truncated"),

@@ -14,7 +14,6 @@ pytest.importorskip("triton")
 from mmspec.kernels import linear
 from mmspec.kernels.linear import MOST_ROWS, Tiling, can_multiply
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 # All of the weights held, some, none; an input width of 72 that no chunk divides.
 TILINGS = (Tiling(16, 4, 16, 99, 1), Tiling(8, 4, 16, 1, 2), Tiling(32, 2, 32, 0, 3))
 WIDTH = 72

@@ -42,8 +42,6 @@ from mmspec.sampling import lazy_verification
 from mmspec.sampling.kernel_ops import KERNELS
 from mmspec.sampling.lazy_probs import LazyProbs
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
 VOCAB, LENGTH = 21, 5
 
 
