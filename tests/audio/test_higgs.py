@@ -29,13 +29,8 @@ def message(role: str, text: str) -> dict[str, Any]:
 def documented(processor: Any, messages: list[dict[str, Any]]) -> Any:
     """The inputs that the documentation of transformers makes of a conversation."""
     return processor.apply_chat_template(
-        messages,
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        return_tensors="pt",
-        sampling_rate=24000,
-    )
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", sampling_rate=24000,
+    )  # fmt: skip
 
 
 def test_prompts_are_those_of_the_documented_call() -> None:

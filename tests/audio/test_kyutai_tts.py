@@ -13,20 +13,7 @@ import torch
 import torch.nn.functional as F
 from frame_models import random_head
 from frame_runs import decode_frame_windows
-from tiny_kyutai import (
-    BOOKS,
-    CODES,
-    CONTROL,
-    VOICE,
-    Codec,
-    Words,
-    config,
-    kyutai,
-    prefix,
-    prefix_config,
-    voice,
-    write,
-)
+from tiny_kyutai import BOOKS, CODES, CONTROL, VOICE, Codec, Words, config, kyutai, prefix, prefix_config, voice, write
 from torch import Tensor
 
 import mmspec
@@ -524,15 +511,9 @@ def test_errors(folder: Path) -> None:
     with pytest.raises(ArgumentError, match="processor=.* is not allowed; it needs a method encode"):
         mmspec.load(str(folder), processor=object(), config={"codec": Codec()})
     wrong_configs: list[dict[str, Any]] = [
-        {"gating": "gelu"},
-        {"delays": [0, 1]},
-        {"dep_q": 2},
-        {"dim": 30},
-        {"conditioners": {}},
-        {"card": "x"},
-        {"max_period": 0},
-        {"tts_config": {"audio_delay": 1e9}},
-    ]
+        {"gating": "gelu"}, {"delays": [0, 1]}, {"dep_q": 2}, {"dim": 30}, {"conditioners": {}}, {"card": "x"},
+        {"max_period": 0}, {"tts_config": {"audio_delay": 1e9}},
+    ]  # fmt: skip
     for changed in wrong_configs:
         with pytest.raises(ModelError, match="model 'x' "):
             read_config(config(**changed), "model 'x'")

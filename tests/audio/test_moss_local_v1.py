@@ -31,11 +31,7 @@ from mmspec.testing.exactness import noise_floor
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "moss_local_v1.json").read_text())
 VOICE = ReferenceCodes("", torch.tensor([[1, 2, 3], [4, 5, 6], [7, 0, 1]]))
 TEXTS = ["one two three", "two", "three one"]
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"language": "French", "instruction": "Slowly.", "tokens": 12},
-    {"voice": VOICE},
-]
+OPTIONS: list[dict[str, Any]] = [{}, {"language": "French", "instruction": "Slowly.", "tokens": 12}, {"voice": VOICE}]
 PENALTY = GOLDEN["sampling"]["audio_repetition_penalty"]
 
 

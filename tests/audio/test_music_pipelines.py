@@ -34,12 +34,9 @@ def test_musicgen_matches_its_own_generate(kind: dict[str, Any]) -> None:
     words = tokenizer()(texts, padding=True, return_tensors="pt")
     last = 4 // kind.get("channels", 1) - 1
     own = model.generate(
-        input_ids=words["input_ids"],
-        attention_mask=words["attention_mask"],
-        max_new_tokens=11 + last,
-        guidance_scale=3.0,
-        do_sample=False,
-    )
+        input_ids=words["input_ids"], attention_mask=words["attention_mask"], max_new_tokens=11 + last,
+        guidance_scale=3.0, do_sample=False,
+    )  # fmt: skip
     for recipe in ("plain", "scd:window=4", "draft:window=4"):
         outputs = pipe(texts, recipe=recipe, temperature=0, guidance_scale=3.0, seed=0)
         audio = np.stack([output["audio"] for output in outputs])
@@ -97,14 +94,9 @@ def test_dia_pipeline() -> None:
     # The prompt of `DiaProcessor` for a text without audio: 18 until a codebook begins, then 17.
     begun = torch.tensor([[18, 17, 17, 17], [18, 18, 18, 17], [18, 18, 18, 18]]).T[None]
     own = model.generate(
-        **words,
-        max_new_tokens=23,
-        guidance_scale=3.0,
-        top_k=5,
-        do_sample=False,
-        decoder_input_ids=begun.int(),
+        **words, max_new_tokens=23, guidance_scale=3.0, top_k=5, do_sample=False, decoder_input_ids=begun.int(),
         decoder_attention_mask=torch.ones(1, 4),
-    )
+    )  # fmt: skip
     wanted = undelay(own[:, 1:], [0, 2, 3])[0]
     wanted = wanted[: int((wanted[:, 0] >= 16).nonzero()[0])].T
     greedy = {"temperature": 0, "guidance_scale": 3.0, "top_k": 5, "seed": 0}

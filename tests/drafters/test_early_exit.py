@@ -110,12 +110,9 @@ def test_models_of_transformers(name: str, guided: bool) -> None:
 
 
 RECIPES = [
-    "layer-skip:layers=1,window=4",
-    "layer-skip:layers=1,window=3,guidance=2",
-    "tree:layers=1,branch=2/1",
-    "tree-sampled:layers=1,window=6",
-    "scd:window=6,start=model,layers=1",
-]
+    "layer-skip:layers=1,window=4", "layer-skip:layers=1,window=3,guidance=2", "tree:layers=1,branch=2/1",
+    "tree-sampled:layers=1,window=6", "scd:window=6,start=model,layers=1",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

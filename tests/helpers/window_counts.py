@@ -54,48 +54,16 @@ from mmspec.sampling.params import SamplingParams
 
 VOCAB, LINE = 12, 6
 RECIPES = [
-    "scd:window=6",
-    "sjd:window=6,start=left",
-    "scd:window=6,coupling=gumbel",
-    "table:window=6",
-    "gsd:window=6,distance=0.0",
-    "lantern:window=6,delta=0.1,k=3",
-    "beta:window=6,beta=0.3",
-    "top-m:window=6,m=2",
-    "typical:window=6",
-    "fallback:window=6",
-    "pcg:window=6,size=4,theta=0.98",
-    "recycle:window=6",
-    "stand:window=6",
-    "retrieval:window=6",
-    "draft:window=4",
-    "layer-skip:window=4,layers=1",
-    "scd:window=6,refresh=outer",
-    "scd:window=6,refresh=outer,passes=2",
-    "short-cache:window=4,recent=4",
-    "draft-stop:window=4",
-    "pearl:window=4",
-    "tree-table:branch=2/1",
-    "tree:branch=2/1",
-    "tree-dynamic:window=7,depth=2,top=3",
-    "tree-sampled:window=6,depth=3",
-    "medusa:window=4",
-    "tree-medusa:branch=2/1",
-    "eagle:window=4",
-    "tree-eagle:branch=2/1",
-    "eagle-2:window=7,depth=2,top=3",
-    "hydra:window=4",
-    "grid:window=4",
-    "block:window=4",
-    "kangaroo:window=4",
-    "plain",
-]
-CAPTURED = [
-    "scd:window=6",
-    "sjd:window=5,start=random",
-    "scd:window=4,coupling=gumbel",
-    "lantern:window=5,k=3",
-]
+    "scd:window=6", "sjd:window=6,start=left", "scd:window=6,coupling=gumbel", "table:window=6",
+    "gsd:window=6,distance=0.0", "lantern:window=6,delta=0.1,k=3", "beta:window=6,beta=0.3", "top-m:window=6,m=2",
+    "typical:window=6", "fallback:window=6", "pcg:window=6,size=4,theta=0.98", "recycle:window=6", "stand:window=6",
+    "retrieval:window=6", "draft:window=4", "layer-skip:window=4,layers=1", "scd:window=6,refresh=outer",
+    "scd:window=6,refresh=outer,passes=2", "short-cache:window=4,recent=4", "draft-stop:window=4", "pearl:window=4",
+    "tree-table:branch=2/1", "tree:branch=2/1", "tree-dynamic:window=7,depth=2,top=3", "tree-sampled:window=6,depth=3",
+    "medusa:window=4", "tree-medusa:branch=2/1", "eagle:window=4", "tree-eagle:branch=2/1",
+    "eagle-2:window=7,depth=2,top=3", "hydra:window=4", "grid:window=4", "block:window=4", "kangaroo:window=4", "plain",
+]  # fmt: skip
+CAPTURED = ["scd:window=6", "sjd:window=5,start=random", "scd:window=4,coupling=gumbel", "lantern:window=5,k=3"]
 MEASURED = {"scd:window=6"}
 ALONE = {"table", "gsd", "beta", "top-m", "fallback", "pcg"}  # with one row only
 AHEAD = [

@@ -156,12 +156,9 @@ def test_quotients_are_rounded_to_nearest(device: torch.device) -> None:
 
 
 SHAPES = [
-    (2, 1, 1, torch.float32),
-    (3, 2, 7, torch.bfloat16),
-    (3, 1, 130, torch.float16),
-    (4, 1, 1000, torch.bfloat16),
+    (2, 1, 1, torch.float32), (3, 2, 7, torch.bfloat16), (3, 1, 130, torch.float16), (4, 1, 1000, torch.bfloat16),
     (1, 1, 16384 + 3, torch.float32),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("batch", "width", "vocab", "dtype"), SHAPES, ids=lambda v: str(v).removeprefix("torch."))

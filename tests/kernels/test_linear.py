@@ -56,12 +56,8 @@ def test_products_are_those_of_torch(
         return torch.randn(*shape, device=device).to(dtype)
 
     x, gate, up, norm, bias = (
-        random(rows, width, WIDTH),
-        random(40, WIDTH),
-        random(40, WIDTH),
-        random(WIDTH),
-        random(40),
-    )
+        random(rows, width, WIDTH), random(40, WIDTH), random(40, WIDTH), random(WIDTH), random(40),
+    )  # fmt: skip
     close(
         linear.swiglu_linear(x, norm, 1e-5, gate / 8, up / 8),
         linear.swiglu_linear_reference(x, norm, 1e-5, gate / 8, up / 8),
