@@ -287,13 +287,6 @@ def test_broken_codecs(tmp_path: Path) -> None:
 def test_errors(folder: Path) -> None:
     with pytest.raises(ArgumentError, match="Fish S2 has no codec here; put codec.pth into"):
         mmspec.load(str(folder))
-    with pytest.raises(ArgumentError, match="config has 'voise', which Fish S2 does not have"):
-        load(folder, voise=None)
-    for wrong in ({"frames": 0}, {"voice": "low"}, {"ahead": -1}, {"repetition_penalty": 0}, {"residual": 0.5}):
-        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
-            load(folder, **wrong)
-    with pytest.raises(ArgumentError, match=r"voice has codes of shape \[2\] .*; they must be integers \[frames, 3\]"):
-        load(folder, voice=ReferenceCodes("", torch.tensor([1, 2])))
     with pytest.raises(PromptError, match=r"text contains '<\|im_end\|>', a mark of the prompt"):
         load(folder)("one<|im_end|>")
     with pytest.raises(PromptError, match=r"transcript contains '<\|voice\|>', a mark of the prompt"):

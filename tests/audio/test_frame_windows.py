@@ -106,9 +106,6 @@ def test_pipeline_with_windows_of_several_frames() -> None:
     a, b = (pipe(texts, recipe="scd:window=4", temperature=0, seed=0) for pipe in (inside, ahead))
     for one, other in zip(a, b, strict=True):
         np.testing.assert_allclose(one.audio, other.audio, atol=1e-5)
-    for wrong in (-1, 17, "2"):
-        with pytest.raises(ArgumentError, match=f"ahead={wrong!r} is not allowed"):
-            mmspec.load(tiny.csm(), processor=tiny.tokenizer(), config={"ahead": wrong})
     with pytest.raises(ArgumentError, match="the first layers cannot draft here: FrameTarget has no early exit"):
         ahead("two", recipe="layer-skip:layers=1")
 

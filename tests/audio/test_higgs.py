@@ -114,7 +114,5 @@ def test_errors() -> None:
         pipe("Say <|AUDIO_OUT|>.")
     with pytest.raises(ArgumentError, match="config has 'scenes', which Higgs does not have; it may have"):
         mmspec.load(model, processor=processor, config={"scenes": "x"})
-    with pytest.raises(ArgumentError, match="scene=3 is not allowed"):
-        mmspec.load(model, processor=processor, config={"scene": 3})
     with pytest.raises(ArgumentError, match="transcript of the reference audio is missing; Higgs Audio continues"):
         pipe.with_reference_audio(wave(), 24000)

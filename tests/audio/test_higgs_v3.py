@@ -209,13 +209,6 @@ def test_errors(folder: Path) -> None:
         mmspec.load(str(folder))
     with pytest.raises(ModelError, match="has no codec in its files; pass one as tokenizer="):
         read_codec({}, "model 'x'", "cpu")
-    with pytest.raises(ArgumentError, match="config has 'voise', which Higgs TTS 3 does not have"):
-        load(folder, voise=None)
-    for wrong in ({"frames": 0}, {"voice": "low"}):
-        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
-            load(folder, **wrong)
-    with pytest.raises(ArgumentError, match=r"voice has codes of shape \[2\] .* must be integers \[frames, 3\]"):
-        load(folder, voice=ReferenceCodes("", torch.tensor([1, 2])))
     with pytest.raises(ArgumentError, match="this codec cannot encode reference audio"):
         load(folder).with_reference_audio(np.zeros((1, 100), dtype=np.float32), 1000)
     with pytest.raises(ModelError, match="has no text_config"):

@@ -200,13 +200,6 @@ def test_the_published_size() -> None:
 def test_errors(folder: Path) -> None:
     with pytest.raises(ArgumentError, match="MOSS-TTS-Local comes without a codec"):
         mmspec.load(str(folder))
-    with pytest.raises(ArgumentError, match=r"config has 'langage', .*\(did you mean 'language'\?\)"):
-        load(folder, langage="French")
-    for wrong in ({"frames": 0}, {"tokens": "many"}, {"language": 3}, {"voice": "low"}, {"ahead": 99}):
-        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
-            load(folder, **wrong)
-    with pytest.raises(ArgumentError, match=r"voice has codes of shape \[2\] .* must be integers \[frames, 3\]"):
-        load(folder, voice=ReferenceCodes("", torch.tensor([1, 2])))
     with pytest.raises(ModelError, match="has no qwen3_config or no gpt2_config"):
         read_config({}, "model 'x'")
     for name, value in (("n_vq", 0), ("audio_end_token_id", 99), ("audio_pad_token_id", 3), ("audio_vocab_size", "x")):

@@ -186,9 +186,6 @@ def test_the_published_size() -> None:
 
 
 def test_errors(folder: Path) -> None:
-    for wrong in ({"repetition_penalty": 0.5}, {"codebooks": 0}, {"codebooks": 4}, {"frames": 0}):
-        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
-            load(folder, **wrong)
     with pytest.raises(ArgumentError, match=r"recipe 'frame' is not possible for the first MOSS-TTS-Local"):
         load(folder)("one", recipe="frame")
     for name, value in (("n_vq", 0), ("audio_end_token_id", 99), ("audio_pad_code", 3), ("language_config", None)):

@@ -186,11 +186,6 @@ def test_the_published_layout(folder: Path) -> None:
 def test_errors(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="MOSS-TTS comes without a codec"):
         mmspec.load(str(folder))
-    with pytest.raises(ArgumentError, match=r"config has 'langage', .*\(did you mean 'language'\?\)"):
-        load(folder, langage="French")
-    for wrong in ({"frames": 0}, {"tokens": "many"}, {"language": 3}, {"voice": "low"}):
-        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
-            load(folder, **wrong)
     with pytest.raises(
         ArgumentError, match=r"voice has codes of shape \[2\] .* must be integers \[frames, 3\], 0 to 7"
     ):

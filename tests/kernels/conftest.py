@@ -27,6 +27,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poisoned(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         fresh = new_empty(self, *args, **kwargs)
-        return fresh.fill_(torch.nan if fresh.is_floating_point() else -(2**30))
+        number = -(2**30) if fresh.itemsize >= 4 else -9
+        return fresh.fill_(torch.nan if fresh.is_floating_point() else number)
 
     monkeypatch.setattr(Tensor, "new_empty", poisoned)
