@@ -1,4 +1,4 @@
-"""The devices on which kernels run."""
+"""Fixtures: the devices on which kernels run."""
 
 from __future__ import annotations
 
