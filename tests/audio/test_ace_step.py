@@ -69,7 +69,7 @@ def test_probabilities_are_the_originals() -> None:
 
     def distance(params: SamplingParams, last: SamplingParams | None) -> float:
         recorded = zip(rows, GOLDEN["sampled"], GOLDEN["probs"], strict=True)
-        return max(distance_of_probs(adapter, part, params, *own, last) for part, *own in recorded)
+        return max(distance_of_probs(adapter, part, params, ids, p, last) for part, ids, p in recorded)
 
     assert distance(sampling, None) < 1e-5
     assert adapter.sampling == SamplingParams(0.85, 0, 0.9, 2.0)

@@ -101,7 +101,7 @@ def ahead(name: str, frames: int) -> Callable[[Path], Any]:
 EVERY = {**every_pipe.SPEECH, **every_pipe.MUSIC, **every_pipe.IMAGES}
 TWO = ("scd:window=4", "recycle:window=3")
 # Their processors have the sampling parameters of the request: others have a batch of their own.
-OWN_BATCHES = {"options": mixed, "groups": 3}
+OWN_BATCHES: dict[str, Any] = {"options": mixed, "groups": 3}
 IMAGES = {
     "janus": Case(EVERY["janus"], WORDS, mixed, TWO),
     "emu3": Case(EVERY["emu3"], WORDS, lambda i: {"height": 32, "width": 32, "temperature": 1 - i / 10}, TWO),
