@@ -28,11 +28,12 @@ import numpy as np
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
 from mmspec.metrics.bench.pipe import Pipe
+from mmspec.metrics.bench.recipes import BASELINE
 from mmspec.metrics.bootstrap import bootstrap
 from mmspec.metrics.estimate import Interval
 from mmspec.recipes import Recipe, parse
 
-PLAIN = parse("plain")
+PLAIN = parse(BASELINE)
 WIDTHS = (4, 8, 16, 32, 64)
 PAYS = 1.05  # predicted speed-up, at the lower end of its interval, below which speculation is not worth its while
 FEW_TESTS = 20  # tested drafts of a slot below which its acceptance says nothing
@@ -123,7 +124,8 @@ def predict(
         except ArgumentError as error:
             refused[str(recipe)] = str(error)
     if not found:
-        raise ArgumentError(f"--recipes: this model can run none of them: {'; '.join(refused.values())}")
+        names = ",".join(refused)
+        raise ArgumentError(f"recipes={names} is not possible for this model: {'; '.join(refused.values())}")
     skipped = {each for recipe in recipes for each in at_widths(recipe, length)[1:-1:2]}
     for sample in range(1, len(prompts)):
         plain.append(run(PLAIN, sample))
@@ -162,16 +164,14 @@ def runs(recipes: Sequence[Recipe], samples: int) -> int:
     return samples + sum(of_widths if "window" in recipe.knobs else samples for recipe in recipes)
 
 
-def interpolated(widths: Sequence[int], known: Mapping[int, float]) -> dict[int, float]:
-    """Tokens per call at all of some widths, from those at a few, never outside of the two that are next to it."""
-    points = sorted(known)
-    curve = np.polyfit(np.log2(points), [np.log(known[width]) for width in points], len(points) - 1)
-    made = {}
-    for width in widths:
-        near = [known[max((w for w in points if w <= width), default=points[0])]]
-        near.append(known[min((w for w in points if w >= width), default=points[-1])])
-        made[width] = float(np.clip(np.exp(np.polyval(curve, np.log2(width))), min(near), max(near)))
-    return made
+def interpolated(width: int, known: Mapping[int, float]) -> float:
+    """Tokens per call at a width, from those at others; between those of the two that are next to it."""
+    if width in known:
+        return known[width]
+    widths = sorted(known)
+    curve = np.polyfit(np.log2(widths), [np.log(known[each]) for each in widths], len(widths) - 1)
+    near = known[max(each for each in widths if each < width)], known[min(each for each in widths if each > width)]
+    return float(np.clip(np.exp(np.polyval(curve, np.log2(width))), min(near), max(near)))
 
 
 def _rows(plain: Sequence[Stats], found: Mapping[Recipe, Sequence[Stats]], skipped: set[Recipe]) -> list[Prediction]:
@@ -184,7 +184,7 @@ def _rows(plain: Sequence[Stats], found: Mapping[Recipe, Sequence[Stats]], skipp
 
         def gained(chosen: Any, width: int = recipe.window) -> float:
             known = {w: float(tokens[w][chosen].sum() / calls[w][chosen].sum()) for w in run}
-            return interpolated([width], known)[width]
+            return interpolated(width, known)
 
         interval, cost = bootstrap(gained, len(plain)), _cost(stats) / _cost(plain)
         speedup = Interval(*(value / cost for value in (interval.value, interval.low, interval.high)))

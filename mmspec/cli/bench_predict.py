@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmspec.cli.bench import set_threads, split_recipes
+from mmspec import limits
+from mmspec.cli.bench import Prompts, Threads, set_threads, split_recipes
 from mmspec.cli.model_options import DType, Weights
 from mmspec.cli.options import (
     Device,
@@ -40,7 +41,7 @@ def bench_predict(
     model: Model = "shapes",
     recipes: Annotated[str, typer.Option(help="Separated by commas; the model's own is added.")] = "scd,sjd",
     samples: Annotated[int, typer.Option(min=2, help="Samples per recipe and window; more narrow the intervals.")] = 6,
-    prompts: Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")] = "builtin",
+    prompts: Prompts = "builtin",
     prompt: Annotated[
         str | None,
         typer.Option(show_default=False, help="One prompt for all samples, a text or the number of a class."),
@@ -52,7 +53,7 @@ def bench_predict(
     min_p: MinP = None,
     typical_p: TypicalP = None,
     guidance_scale: GuidanceScale = None,
-    threads: Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")] = None,
+    threads: Threads = None,
     drafter: Drafter = None,
     dtype: Weights = DType.auto,
     device: Device = "cpu",
@@ -64,7 +65,12 @@ def bench_predict(
     Recipes are run at windows of 4, 16 and 64 tokens, those between are interpolated, and each window is timed at batch
     1. The line at the end names the fastest recipe, or none where drafting does not pay.
     """
-    chosen = [parse(text) for text in split_recipes(recipes)]
+    names = split_recipes(recipes)
+    limits.RECIPES.check("--recipes", len(names))
+    limits.OUTPUTS.check("--samples", samples)
+    chosen = [parse(text) for text in names]
+    if threads is not None:
+        limits.THREADS.check("--threads", threads)
 
     from mmspec.metrics.bench.predict import predict, runs
     from mmspec.metrics.bench.recipes import SamplingOverrides
