@@ -6,12 +6,12 @@ drafts are younger. So some widths are run on every sample, and those between th
 
 Definitions:
 
-- **measured**: tokens over target calls of the samples. Another sample gives another number: the interval is a 95 %
-  bootstrap over samples, and too narrow for very few of them.
+- **measured**: tokens over target calls of the samples, several per call: a row's tokens do not depend on the others.
+  Other samples give other numbers: the interval is a 95 % bootstrap over samples, too narrow for very few of them.
 - **predicted**: at a width between those that were run, the logarithm of tokens per call is taken as a polynomial of
   the logarithm of the width.
-- **cost**: seconds of a target call with everything around it over those of plain decoding, at batch 1; the median over
-  samples, without the first, which warms up.
+- **cost**: seconds of a target call with everything around it over those of plain decoding, at batch 1; the median of
+  some samples, without the first, which warms up.
 - **speed-up** is always a prediction: tokens per call over the cost.
 """
 
@@ -34,7 +34,8 @@ from mmspec.metrics.estimate import Interval
 from mmspec.recipes import Recipe, parse
 
 PLAIN = parse(BASELINE)
-WIDTHS = (4, 8, 16, 32, 64)
+WIDTHS = (4, 8, 16, 32, 64)  # every other one is run, and the last
+TIMED = 3  # samples that are timed one by one
 PAYS = 1.05  # predicted speed-up, at the lower end of its interval, below which speculation is not worth its while
 FEW_TESTS = 20  # tested drafts of a slot below which its acceptance says nothing
 
@@ -63,8 +64,8 @@ class Report:
     """The predictions for a model.
 
     Attributes:
-        samples: Plain samples, and samples of each width that was run.
-        tokens: Tokens of a plain sample, the mean.
+        samples: Samples of plain decoding, and of each width that was run.
+        tokens: Tokens of a sample, the mean.
         bits_per_token: Entropy of the target distribution; None if the model does not measure it.
         plain_seconds: Seconds per token of plain decoding.
         acceptance: By recipe, the share of accepted drafts in each slot of the widest window that was run; None where
@@ -89,6 +90,7 @@ def predict(
     prompts: Sequence[str],
     recipes: Sequence[Recipe],
     *,
+    batch: int = 8,
     seed: int = 0,
     sampling: Mapping[str, Any] = {},
     on_run: Callable[[str], None] = lambda name: None,
@@ -97,52 +99,65 @@ def predict(
 
     Args:
         pipe: Generates images or audio.
-        prompts: One per sample, at least two; the first warms up.
+        prompts: One per sample, at least two.
         recipes: Those with a knob `window` are predicted by width; of others, that very recipe is run.
+        batch: Samples per call where only tokens and calls are counted.
         seed: Of the first sample; later ones get later seeds.
         sampling: Sampling parameters of the call.
-        on_run: Called with the name of a recipe before each of its runs.
+        on_run: Called with the name of a recipe before each call.
 
     Raises:
         ArgumentError: If the model can run none of the recipes, or there are fewer than two prompts.
     """
     if len(prompts) < 2:
-        raise ArgumentError(f"prompts has {len(prompts)} entries; there must be at least 2, as the first one warms up")
-    seeds = [seed + i for i in range(len(prompts))]
+        raise ArgumentError(f"prompts has {len(prompts)} entries; there must be at least 2, or there is no interval")
 
-    def run(recipe: Recipe, sample: int) -> Stats:
+    def run(recipe: Recipe, first: int, count: int, measure_entropy: bool = False) -> Stats:
         on_run(str(recipe))
-        stats: Stats = pipe([prompts[sample]], recipe=recipe, seed=seeds[sample], **sampling).stats
+        some = list(prompts[first : first + count])
+        seeds = [seed + first + i for i in range(len(some))]
+        out = pipe(some, recipe=recipe, seed=seeds, measure_entropy=measure_entropy, **sampling)
+        stats: Stats = out.stats
         return stats
 
-    bits = pipe(list(prompts), recipe=PLAIN, seed=seeds, measure_entropy=True, **sampling).stats.entropy
-    plain = [run(PLAIN, 0)]
-    length, found, refused = plain[0].tokens, dict[Recipe, list[Stats]](), dict[str, str]()
+    def count(recipe: Recipe, measure_entropy: bool = False) -> Stats:
+        """The statistics of all samples."""
+        calls = (run(recipe, first, batch, measure_entropy) for first in range(0, len(prompts), batch))
+        return reduce(lambda one, other: one.followed_by(other), calls)
+
+    plain = count(PLAIN, measure_entropy=True)
+    length = round(plain.tokens / len(prompts))
+    counted, refused = dict[Recipe, dict[int, Stats]](), dict[str, str]()
     for recipe in recipes:
         try:
-            found |= {each: [run(each, 0)] for each in at_widths(recipe, length)}
+            widths = (each for each in at_widths(recipe, length) if not _between(each, length))
+            counted[recipe] = {each.window: count(each) for each in widths}
         except ArgumentError as error:
             refused[str(recipe)] = str(error)
-    if not found:
+    if not counted:
         names = ",".join(refused)
         raise ArgumentError(f"recipes={names} is not possible for this model: {'; '.join(refused.values())}")
-    skipped = {each for recipe in recipes for each in at_widths(recipe, length)[1:-1:2]}
-    for sample in range(1, len(prompts)):
-        plain.append(run(PLAIN, sample))
-        for recipe, runs in found.items():
-            if sample == 1 or recipe not in skipped:  # of those between, only the cost is needed
-                runs.append(run(recipe, sample))
-    rows = []
-    for recipe in recipes:
-        wide = [each for each in at_widths(recipe, length) if each in found]
-        rows += _rows(plain, {each: found[each] for each in wide}, skipped)
+    timed = [PLAIN, *(each for recipe in counted for each in at_widths(recipe, length))]
+    seconds: dict[Recipe, list[float]] = {recipe: [] for recipe in timed}
+    for sample in range(TIMED):
+        for recipe in timed:  # in turns, so that a machine that slows down does so for all of them
+            stats = run(recipe, sample % len(prompts), 1)
+            seconds[recipe].append(stats.seconds / stats.target_calls)
+    costs = {recipe: median(several[1:]) for recipe, several in seconds.items()}
+    rows = [
+        _row(each, found, costs[each] / costs[PLAIN])
+        for recipe, found in counted.items()
+        for each in at_widths(recipe, length)
+    ]
     best = max(rows, key=lambda row: row.speedup.value)
     return Report(
         samples=len(prompts),
-        tokens=float(np.mean([stats.tokens for stats in plain])),
-        bits_per_token=bits,
-        plain_seconds=_cost(plain),
-        acceptance={str(recipe): _acceptance(found[recipe]) for recipe in found if _is_widest(recipe, found)},
+        tokens=plain.tokens / len(prompts),
+        bits_per_token=plain.entropy,
+        plain_seconds=costs[PLAIN],
+        acceptance={
+            str(at_widths(recipe, length)[-1]): _acceptance(found[max(found)]) for recipe, found in counted.items()
+        },
         rows=rows,
         best=best if best.speedup.low >= PAYS else None,
         refused=refused,
@@ -157,11 +172,16 @@ def at_widths(recipe: Recipe, length: int) -> list[Recipe]:
     return [recipe.with_knobs(window=width) for width in widths]
 
 
-def runs(recipes: Sequence[Recipe], samples: int) -> int:
-    """The number of runs that `predict` makes of long sequences."""
-    between = len(WIDTHS[1:-1:2])
-    of_widths = (len(WIDTHS) - between) * samples + 2 * between
-    return samples + sum(of_widths if "window" in recipe.knobs else samples for recipe in recipes)
+def _between(recipe: Recipe, length: int) -> bool:
+    """Whether a recipe's width is interpolated."""
+    return recipe in at_widths(recipe, length)[1:-1:2]
+
+
+def calls(recipes: Sequence[Recipe], samples: int, batch: int) -> int:
+    """The number of calls that `predict` makes for long sequences."""
+    widths = sum(len(WIDTHS) if "window" in recipe.knobs else 1 for recipe in recipes)
+    counted = sum(len(WIDTHS) - len(WIDTHS[1:-1:2]) if "window" in recipe.knobs else 1 for recipe in recipes)
+    return -(-samples // batch) * (1 + counted) + TIMED * (1 + widths)
 
 
 def interpolated(width: int, known: Mapping[int, float]) -> float:
@@ -174,36 +194,20 @@ def interpolated(width: int, known: Mapping[int, float]) -> float:
     return float(np.clip(np.exp(np.polyval(curve, np.log2(width))), min(near), max(near)))
 
 
-def _rows(plain: Sequence[Stats], found: Mapping[Recipe, Sequence[Stats]], skipped: set[Recipe]) -> list[Prediction]:
-    """The predictions for one recipe, from its runs at several widths."""
-    run = {recipe.window: stats for recipe, stats in found.items() if recipe not in skipped}
-    tokens = {width: np.array([each.tokens for each in stats]) for width, stats in run.items()}
-    calls = {width: np.array([each.tokens / each.tokens_per_call for each in stats]) for width, stats in run.items()}
-    rows = []
-    for recipe, stats in found.items():
+def _row(recipe: Recipe, found: Mapping[int, Stats], cost: float) -> Prediction:
+    """The prediction for a recipe, from the statistics of those widths that were run."""
+    counts = {width: np.array([(row.tokens, row.calls) for row in stats.rows]) for width, stats in found.items()}
 
-        def gained(chosen: Any, width: int = recipe.window) -> float:
-            known = {w: float(tokens[w][chosen].sum() / calls[w][chosen].sum()) for w in run}
-            return interpolated(width, known)
+    def gained(samples: Any) -> float:
+        sums = {width: each[samples].sum(0) for width, each in counts.items()}
+        return interpolated(recipe.window, {width: float(tokens / calls) for width, (tokens, calls) in sums.items()})
 
-        interval, cost = bootstrap(gained, len(plain)), _cost(stats) / _cost(plain)
-        speedup = Interval(*(value / cost for value in (interval.value, interval.low, interval.high)))
-        rows.append(Prediction(str(recipe), recipe not in skipped, interval, cost, speedup))
-    return rows
+    interval = bootstrap(gained, min(len(each) for each in counts.values()))
+    speedup = Interval(*(value / cost for value in (interval.value, interval.low, interval.high)))
+    return Prediction(str(recipe), recipe.window in found, interval, cost, speedup)
 
 
-def _cost(runs: Sequence[Stats]) -> float:
-    """Seconds of a target call; the first run warms up."""
-    return median(stats.seconds / stats.target_calls for stats in runs[1:])
-
-
-def _is_widest(recipe: Recipe, found: Mapping[Recipe, Any]) -> bool:
-    return recipe.window == max(each.window for each in found if each.name == recipe.name)
-
-
-def _acceptance(runs: Sequence[Stats]) -> list[float | None]:
+def _acceptance(stats: Stats) -> list[float | None]:
     """The share of accepted drafts by slot."""
-    stats = reduce(lambda one, other: one.followed_by(other), runs)
-    return [
-        share if tested >= FEW_TESTS else None for share, tested in zip(stats.acceptance, stats.tested, strict=True)
-    ]
+    slots = zip(stats.acceptance, stats.tested, strict=True)
+    return [share if tested >= FEW_TESTS else None for share, tested in slots]

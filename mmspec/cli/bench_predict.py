@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from inspect import signature
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,16 +32,18 @@ from mmspec.cli.run_progress import EVERY, LogEvery, RunProgress
 from mmspec.recipes import default_recipe, parse
 
 if TYPE_CHECKING:
-    from mmspec.metrics.bench.predict import Report
+    from mmspec.metrics.bench.predict import Prediction, Report
     from mmspec.metrics.estimate import Interval
 
 SCHEMA_VERSION = 1
+BUSY = 0.9  # of the cost of a narrower window, below which a wider one shows that the clock is not to be trusted
 
 
 def bench_predict(
     model: Model = "shapes",
     recipes: Annotated[str, typer.Option(help="Separated by commas; the model's own is added.")] = "scd,sjd",
-    samples: Annotated[int, typer.Option(min=2, help="Samples per recipe and window; more narrow the intervals.")] = 6,
+    samples: Annotated[int, typer.Option(min=2, help="Samples per recipe and window; more narrow the intervals.")] = 24,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per call, but for those that are timed one by one.")] = 8,
     prompts: Prompts = "builtin",
     prompt: Annotated[
         str | None,
@@ -68,11 +71,12 @@ def bench_predict(
     names = split_recipes(recipes)
     limits.RECIPES.check("--recipes", len(names))
     limits.OUTPUTS.check("--samples", samples)
+    limits.OUTPUTS.check("--batch", batch)
     chosen = [parse(text) for text in names]
     if threads is not None:
         limits.THREADS.check("--threads", threads)
 
-    from mmspec.metrics.bench.predict import predict, runs
+    from mmspec.metrics.bench.predict import calls, predict
     from mmspec.metrics.bench.recipes import SamplingOverrides
     from mmspec.metrics.evaluation.suites.classes import by_class
     from mmspec.metrics.prompts import BUILTIN, BY_MODEL, SPEECH, read_prompts
@@ -83,7 +87,7 @@ def bench_predict(
     if prompt is None:
         builtin = BY_MODEL.get(model, SPEECH if makes_audio(pipe) else BUILTIN)
         texts = read_prompts(prompts, None, builtin)
-        texts = [texts[i % len(texts)] for i in range(samples)]
+        texts = [texts[i * max(len(texts), samples) // samples % len(texts)] for i in range(samples)]  # from all of it
     else:
         texts = [prompt] * samples
     own = default_recipe(pipe)
@@ -91,11 +95,12 @@ def bench_predict(
         chosen.append(own)
     numbers = all(text.isdecimal() for text in texts) and "class_labels" in signature(pipe.__call__).parameters
     sampling = SamplingOverrides(temperature, top_k, top_p, guidance_scale, min_p, typical_p).given()
-    with RunProgress(runs(chosen, samples), "runs", quiet=as_json, every=log_every) as progress:
+    with RunProgress(calls(chosen, samples, batch), "calls", quiet=as_json, every=log_every) as progress:
         report = predict(
             by_class(pipe) if numbers else pipe,
             texts,
             chosen,
+            batch=batch,
             seed=seed,
             sampling=sampling,
             on_run=lambda name: progress.update(note=name),
@@ -121,6 +126,8 @@ def page(report: Report) -> str:
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     cells.insert(1, tuple("-" * width for width in widths))
     lines += ["", *(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in cells), ""]
+    if any(wide.cost < BUSY * narrow.cost for narrow, wide in pairwise(report.rows) if _name(narrow) == _name(wide)):
+        lines.append("note: a wider window took less time, so other work runs on this machine; costs may be far off")
     lines += [f"not possible: {recipe}: {reason}" for recipe, reason in report.refused.items()]
     best = report.best
     if best is None:
@@ -134,6 +141,10 @@ def telling(shares: Sequence[float | None], first: int = 4, later: int = 2) -> l
     known = [(slot, share) for slot, share in enumerate(shares, 1) if share is not None]
     lowest = sorted(known[first:], key=lambda each: each[1])[:later]
     return known[:first] + sorted(lowest)
+
+
+def _name(row: Prediction) -> str:
+    return row.recipe.partition(":")[0]
 
 
 def _text(interval: Interval) -> str:

@@ -11,9 +11,9 @@ import pytest
 import mmspec
 from mmspec.cli.app import main
 from mmspec.cli.bench_predict import page, telling
-from mmspec.decoding.stats import PARTS, Stats
+from mmspec.decoding.stats import PARTS, RowStats, Stats
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bench.predict import at_widths, interpolated, predict, runs
+from mmspec.metrics.bench.predict import at_widths, calls, interpolated, predict
 from mmspec.recipes import Recipe, parse
 
 SCD, SJD, RECYCLE = (parse(name) for name in ("scd", "sjd", "recycle"))
@@ -42,15 +42,19 @@ class Pipe:
         if recipe.name == "recycle":
             raise ArgumentError("this model cannot recycle")
         self.calls.append((str(recipe), len(prompts)))
+        assert len(seed) == len(prompts)
         width = recipe.window
-        calls = max(round(self.length / self.tokens_per_call(width)), 1)
-        seconds = calls * (1 + self.per_draft * (width - 1)) / 1000
+        count = max(round(self.length / self.tokens_per_call(width)), 1)
+        seconds = count * (1 + self.per_draft * (width - 1)) / 1000
         slots = width - 1
-        stats = Stats(
-            calls, self.length, self.length / calls, [self.accepted] * slots, 0, seconds, dict.fromkeys(PARTS, 0.0), 0,
-            entropy=3.5 if options.get("measure_entropy") else None, tested=[100] * min(slots, 40) + [1] * (slots - 40),
+        rows = [RowStats(self.length, count, 0.0, None, None)] * len(prompts)
+        return Output(
+            Stats(
+                count, self.length * len(prompts), self.length / count, [self.accepted] * slots, 0, seconds,
+                dict.fromkeys(PARTS, 0.0), 0, entropy=3.5 if options["measure_entropy"] else None, rows=rows,
+                tested=[100] * min(slots, 40) + [1] * (slots - 40),
+            )
         )  # fmt: skip
-        return Output(stats)
 
 
 def test_rows_are_those_of_the_pipeline() -> None:
@@ -77,12 +81,14 @@ def test_rows_are_those_of_the_pipeline() -> None:
 
 def test_widths_between_are_run_for_their_cost_alone() -> None:
     pipe = Pipe()
-    predict(pipe, ["a"] * 4, [SCD, SJD])
-    assert pipe.calls.pop(0) == ("plain", 4)
-    counts = {name: [call[0] for call in pipe.calls].count(name) for name, _ in pipe.calls}
-    assert counts["plain"] == counts["scd"] == counts["sjd:window=64"] == 4
-    assert counts["scd:window=8"] == counts["scd:window=32"] == 2
-    assert len(pipe.calls) == runs([SCD, SJD], 4)
+    predict(pipe, ["a"] * 5, [SCD, SJD], batch=2)
+    counted, timed = pipe.calls[:21], pipe.calls[21:]
+    assert counted[:3] == [("plain", 2), ("plain", 2), ("plain", 1)]
+    assert {name for name, _ in counted} == {"plain"} | {
+        f"{name}{window}" for name in ("scd", "sjd") for window in (":window=4", "", ":window=64")
+    }
+    assert len(timed) == 3 * 11 and {rows for _, rows in timed} == {1} and ("scd:window=8", 1) in timed
+    assert len(pipe.calls) == calls([SCD, SJD], 5, 2)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +128,12 @@ def test_a_recipe_that_is_not_possible_is_said() -> None:
     assert "not possible: recycle: this model cannot recycle" in page(report)
     with pytest.raises(ArgumentError, match="^recipes=recycle is not possible for this model: this"):
         predict(Pipe(), ["a"] * 2, [RECYCLE])
+
+
+@pytest.mark.parametrize(("per_draft", "noted"), [(0.02, False), (0.0, False), (-0.01, True)])
+def test_a_clock_that_cannot_be_trusted_is_said(per_draft: float, noted: bool) -> None:
+    text = page(predict(Pipe(per_draft=per_draft), ["a"] * 2, [SCD, SJD]))
+    assert ("note: a wider window took less time" in text) == noted
 
 
 def test_slots_that_tell() -> None:
