@@ -38,7 +38,7 @@ class Crops:
 
 
 def photographs(folder: Path, attribution: Path | None) -> list[tuple[Path, str]]:
-    """The pictures of a folder in the order of their names, each with the line of the file that names it first.
+    """The photos of a folder in the order of their names, each with the line of the file that names it first.
 
     Without an attribution file they are all taken, with their names for lines; with one, those that it names.
     """
@@ -87,19 +87,19 @@ def cluster(points: Tensor, count: int, rounds: int = 30) -> Tensor:
     return centers
 
 
-def cut_all(pictures: Sequence[Path], per_photo: int, classes: int) -> tuple[Crops, list[Path]]:
+def cut_all(photos: Sequence[Path], per_photo: int, classes: int) -> tuple[Crops, list[Path]]:
     """Crops of photographs and of those that are held out, and the photographs that could be read.
 
     Raises:
         SystemExit: If too few can be read to hold one out.
     """
     rng, parts, used = random.Random(0), [], []
-    for path in pictures:
+    for path in photos:
         if (crops := cut(path, per_photo, rng)) is not None:
             parts.append(crops)
             used.append(path)
     if len(parts) < HOLD_OUT:
-        raise SystemExit(f"{len(parts)} of {len(pictures)} pictures can be read; at least {HOLD_OUT} are needed")
+        raise SystemExit(f"{len(parts)} of {len(photos)} photos can be read; at least {HOLD_OUT} are needed")
     held_out = torch.cat(parts[::HOLD_OUT])
     images = torch.cat([part for i, part in enumerate(parts) if i % HOLD_OUT])
     seen, other = look(images), look(held_out)

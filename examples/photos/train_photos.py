@@ -1,6 +1,6 @@
 """Trains a class-conditional image model on a folder of photographs: tokenizer, transformer, draft model.
 
-Command:  PYTHONPATH=../embedded OMP_NUM_THREADS=1 python train_photos.py PICTURES --out runs/photos
+Command:  PYTHONPATH=../embedded OMP_NUM_THREADS=1 python train_photos.py PHOTOS --out runs/photos
 
 A restarted command continues where it was stopped. `mmspec.load("runs/photos/model")` loads the result.
 """
@@ -49,11 +49,11 @@ def encode(tokenizer: ShapesTokenizer, images: Tensor) -> Tensor:
     return torch.cat([tokenizer.encode(floats(some)).to(torch.int16) for some in images.split(64)])
 
 
-def cut_pictures(pictures: Path, attribution: Path | None, out: Path, settings: Settings) -> Crops:
+def cut_photos(photos: Path, attribution: Path | None, out: Path, settings: Settings) -> Crops:
     """The crops, and a line for each photograph that is used in `model/attribution.txt`."""
     file = out / "crops.pt"
     if not file.exists():
-        found = dict(photographs(pictures, attribution))
+        found = dict(photographs(photos, attribution))
         crops, used = cut_all(list(found), settings.per_photo, settings.classes)
         (out / "model").mkdir(parents=True, exist_ok=True)
         text = "".join(f"{found[path]}\n" for path in used)
@@ -85,10 +85,10 @@ def encoded(tokenizer: ShapesTokenizer, crops: Crops, out: Path) -> tuple[Tensor
     return tokens
 
 
-def train(pictures: Path, attribution: Path | None, out: Path, settings: Settings, compiled: bool) -> LlamaGenPipeline:
+def train(photos: Path, attribution: Path | None, out: Path, settings: Settings, compiled: bool) -> LlamaGenPipeline:
     """Trains everything that is not there yet, and returns the pipeline that `model` in `out` holds."""
     out.mkdir(parents=True, exist_ok=True)
-    crops = cut_pictures(pictures, attribution, out, settings)
+    crops = cut_photos(photos, attribution, out, settings)
     tokenizer = train_tokenizer(crops, out, settings)
     tokens, held_out = encoded(tokenizer, crops, out)
 
@@ -122,14 +122,14 @@ def samples(pipe: LlamaGenPipeline, classes: int, file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pictures", type=Path, help="a folder of photographs")
+    parser.add_argument("photos", type=Path, help="a folder of photographs")
     parser.add_argument("--attribution", type=Path, help="a file whose lines begin with the names of those to take")
     parser.add_argument("--out", type=Path, default=Path("runs/photos"))
     parser.add_argument("--minutes", type=float, default=Settings.target.cpu_minutes, help="CPU time of the target")
     parser.add_argument("--compile", action="store_true", help="use torch.compile, which needs a C++ compiler")
     args = parser.parse_args()
     settings = Settings(target=replace(Settings.target, cpu_minutes=args.minutes))
-    pipe = train(args.pictures, args.attribution, args.out, settings, args.compile)
+    pipe = train(args.photos, args.attribution, args.out, settings, args.compile)
     samples(pipe, settings.classes, args.out / "samples.png")
 
 

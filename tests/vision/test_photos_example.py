@@ -1,4 +1,4 @@
-"""`examples/photos`, whole, on tiny pictures."""
+"""`examples/photos`, whole, on tiny photos."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def example(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def pictures(folder: Path, count: int) -> Path:
-    """Pictures of noise around a color of their own; every third one is in a folder of its own."""
+def photos(folder: Path, count: int) -> Path:
+    """Photos of noise around a color of their own; every third one is in a folder of its own."""
     rng = np.random.default_rng(0)
     (folder / "more").mkdir(parents=True)
     for i in range(count):
         color = [40, 200] if i % 2 else [200, 40]
         pixels = rng.integers(0, 40, (70, 90, 3)) + np.array([*color, 90])
         Image.fromarray(pixels.astype(np.uint8)).save(folder / ("more" if i % 3 else ".") / f"{i:02}.png")
-    (folder / "notes.txt").write_text("no picture")
-    (folder / "broken.jpg").write_bytes(b"no picture")
+    (folder / "notes.txt").write_text("no photo")
+    (folder / "broken.jpg").write_bytes(b"no photo")
     return folder
 
 
@@ -52,7 +52,7 @@ def test_a_model_is_trained_continued_loaded_and_measured(tmp_path: Path, capsys
         target=train.GPTTraining(dim=16, n_layer=3, n_head=2, ffn_dim=16, **small),
         draft=train.GPTTraining(dim=8, n_layer=1, n_head=1, ffn_dim=8, **small),
     )
-    folder = pictures(tmp_path / "in", 24)
+    folder = photos(tmp_path / "in", 24)
     train.train(folder, None, tmp_path / "out", settings, compiled=False)
     first = torch.load(tmp_path / "out/target.pt")["step"]
     more = replace(settings, target=replace(settings.target, cpu_minutes=1e-3))
@@ -92,9 +92,9 @@ def test_a_token_depends_on_its_neighbors() -> None:
     assert changed.amin(0).tolist() == [6, 6] and changed.amax(0).tolist() == [10, 10]
 
 
-def test_only_pictures_that_the_attribution_names_are_used(tmp_path: Path) -> None:
+def test_only_photos_that_the_attribution_names_are_used(tmp_path: Path) -> None:
     crops = import_module("photo_crops")
-    folder = pictures(tmp_path / "in", 6)
+    folder = photos(tmp_path / "in", 6)
     file = tmp_path / "LICENSE.txt"
     file.write_text("All are CC-BY.\n\nmore/01.png CC-BY by A - https://a\n03.png CC0 by B\nabsent.png CC0 by C\n")
     found = crops.photographs(folder, file)
@@ -104,9 +104,9 @@ def test_only_pictures_that_the_attribution_names_are_used(tmp_path: Path) -> No
 
 def test_classes_are_colors(tmp_path: Path) -> None:
     crops = import_module("photo_crops")
-    cut, used = crops.cut_all(sorted(pictures(tmp_path / "in", 40).rglob("*.png")), 2, 2)
+    cut, used = crops.cut_all(sorted(photos(tmp_path / "in", 40).rglob("*.png")), 2, 2)
     assert len(used) == 40 and len(cut.held_out) == 4 and len(cut.images) == 76
     red = cut.images[:, 0].float().mean((1, 2)) > 128
     assert red.any() and not red.all() and (cut.classes[red] != cut.classes[~red][0]).all()
-    with pytest.raises(SystemExit, match="3 of 3 pictures can be read; at least 20 are needed"):
+    with pytest.raises(SystemExit, match="3 of 3 photos can be read; at least 20 are needed"):
         crops.cut_all(used[:3], 2, 2)
