@@ -119,7 +119,7 @@ def page(report: Report) -> str:
     for recipe, shares in report.acceptance.items():
         listed = ", ".join(f"{slot}: {share:.2f}" for slot, share in telling(shares))
         lines.append(f"measured: drafts that {recipe} accepts, by slot: {listed}")
-    cells = [("recipe", "tokens per call", "which is", "cost of a call", "speed-up, predicted")]
+    cells: list[tuple[str, ...]] = [("recipe", "tokens per call", "which is", "cost of a call", "speed-up, predicted")]
     for row in report.rows:
         which = "measured" if row.measured else "predicted"
         cells.append((row.recipe, _text(row.tokens_per_call), which, f"{row.cost:.2f}", _text(row.speedup)))
