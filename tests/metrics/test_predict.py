@@ -51,7 +51,7 @@ class Pipe:
         return Output(
             Stats(
                 count, self.length * len(prompts), self.length / count, [self.accepted] * slots, 0, seconds,
-                dict.fromkeys(PARTS, 0.0), 0, entropy=3.5 if options["measure_entropy"] else None, rows=rows,
+                dict.fromkeys(PARTS, 0.0), 0, entropy=3.5 if "measure_entropy" in options else None, rows=rows,
                 tested=[100] * min(slots, 40) + [1] * (slots - 40),
             )
         )  # fmt: skip
@@ -134,6 +134,17 @@ def test_a_recipe_that_is_not_possible_is_said() -> None:
 def test_a_clock_that_cannot_be_trusted_is_said(per_draft: float, noted: bool) -> None:
     text = page(predict(Pipe(per_draft=per_draft), ["a"] * 2, [SCD, SJD]))
     assert ("note: a wider window took less time" in text) == noted
+
+
+def test_a_model_that_cannot_measure_its_entropy_is_predicted_without() -> None:
+    class Vectors(Pipe):
+        def __call__(self, prompts: list[str], *, recipe: Recipe, seed: Any, **options: Any) -> Output:
+            if "measure_entropy" in options:
+                raise ArgumentError("measure_entropy is not possible here: a vector's distribution has no entropy")
+            return super().__call__(prompts, recipe=recipe, seed=seed, **options)
+
+    report = predict(Vectors(), ["a"] * 2, [SCD])
+    assert report.bits_per_token is None and "bits" not in page(report) and len(report.rows) == 5
 
 
 def test_slots_that_tell() -> None:
