@@ -116,7 +116,7 @@ def predict(
         on_run(str(recipe))
         some = list(prompts[first : first + count])
         seeds = [seed + first + i for i in range(len(some))]
-        asked = {"measure_entropy": True} if measure_entropy else {}  # an argument that some pipelines lack
+        asked: dict[str, Any] = {"measure_entropy": True} if measure_entropy else {}  # an argument that some pipelines lack
         stats: Stats = pipe(some, recipe=recipe, seed=seeds, **asked, **sampling).stats
         return stats
 
