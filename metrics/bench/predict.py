@@ -116,7 +116,8 @@ def predict(
         on_run(str(recipe))
         some = list(prompts[first : first + count])
         seeds = [seed + first + i for i in range(len(some))]
-        asked: dict[str, Any] = {"measure_entropy": True} if measure_entropy else {}  # an argument that some pipelines lack
+        # Some pipelines lack the argument.
+        asked: dict[str, Any] = {"measure_entropy": True} if measure_entropy else {}
         stats: Stats = pipe(some, recipe=recipe, seed=seeds, **asked, **sampling).stats
         return stats
 
