@@ -23,6 +23,7 @@ from mmspec.cli.image import image
 from mmspec.cli.logs import Verbose, logged, share_verbose
 from mmspec.cli.ls import ls
 from mmspec.cli.measure import measure
+from mmspec.cli.modes import Command
 from mmspec.cli.music import music
 from mmspec.cli.option_names import in_options, options_of
 from mmspec.cli.report import report
@@ -44,26 +45,14 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Time recipes side by side in one run.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
-app.command("image")(image)
-app.command("speak")(speak)
-app.command("music")(music)
-app.command("video")(video)
-app.command("generate")(generate)
-app.command("check")(check)
-app.command("eval")(evaluate)
-app.command("report")(report)
-app.command("measure")(measure)
-app.command("train-drafter")(train_drafter)
-app.command("train-judge")(train_judge)
-app.command("convert")(convert)
-app.command("export-drafter")(export_drafter)
-app.command("serve")(serve)
-app.command("demo")(demo)
-app.command("ls")(ls)
-app.command("env")(env)
-bench.command("image")(bench_image)
-bench.command("speak")(bench_speak)
-bench.command("kernels")(bench_kernels)
+for _name, _function in {
+    "image": image, "speak": speak, "music": music, "video": video, "generate": generate, "check": check,
+    "eval": evaluate, "report": report, "measure": measure, "train-drafter": train_drafter, "train-judge": train_judge,
+    "convert": convert, "export-drafter": export_drafter, "serve": serve, "demo": demo, "ls": ls, "env": env,
+}.items():  # fmt: skip
+    app.command(_name, cls=Command)(_function)
+for _name, _function in {"image": bench_image, "speak": bench_speak, "kernels": bench_kernels}.items():
+    bench.command(_name, cls=Command)(_function)
 
 
 def print_version(asked: bool) -> None:

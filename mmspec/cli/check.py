@@ -74,24 +74,11 @@ def check(
     two samples are compared, and the score is their largest difference in standard errors; a relaxed rule has no bound
     there and always passes. Exit status 1 if a recipe fails.
     """
-    given: dict[str, object] = {
-        "--prompt": prompt,
-        "--device": device,
-        "--dtype": dtype,
-        "--tokenizer": tokenizer,
-        "--style": style,
-    }
-    given |= {"--tokens": tokens, "--rows": rows, "--output": output}
     if model is not None:
-        if columns or latents:
-            raise ArgumentError("--columns and --latents are for toy models; leave them out with -m/--model")
         wanted = None if what == "all" else [parse(what)]
         options = ModelOptions(prompt, device or "cpu", dtype, tokenizer, style, tokens or 64, rows or 64)
         report_model(model, wanted, options, output, as_json)
         return
-    for name, value in given.items():
-        if value is not None:
-            raise ArgumentError(f"{name} is for a model; name one with -m/--model")
     if columns and latents:
         raise ArgumentError("--columns and --latents exclude each other; give one of them")
     chosen = all_recipes(columns, latents) if what == "all" else [parse(what)]

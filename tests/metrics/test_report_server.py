@@ -115,4 +115,4 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: 
     assert main(["report", str(tmp_path), "--serve"]) == 2
     assert "holds no results" in capsys.readouterr().err
     assert main(["report", str(finished), "--serve", "--format", "md"]) == 2
-    assert "leave out -o, --format" in capsys.readouterr().err
+    assert "--serve takes no" in capsys.readouterr().err
