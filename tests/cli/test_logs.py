@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import typer
 from bulk_pipe import BulkPipe
+from served import held_model
 
 import mmspec.cli.pipelines
+import mmspec.cli.serve
+import mmspec.serving.server
 from mmspec.cli.app import app, main
 from mmspec.cli.logs import LogLevel, logged, set_level, share_verbose
 from mmspec.cli.run_progress import RunProgress, rate_and_rest
@@ -119,3 +122,24 @@ def test_lines_of_progress(generate: list[str], capsys: pytest.CaptureFixture[st
 
 def test_rate_and_rest() -> None:
     assert rate_and_rest(1, 40.0, 3, "runs") == "0.025 runs/s, 02:00 left"
+
+
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        (["demo", "--no-browser"], logging.WARNING),
+        (["demo", "--no-browser", "-v"], logging.INFO),
+        (["-vv", "demo", "--no-browser"], logging.DEBUG),
+        (["serve", "shapes"], logging.INFO),
+        (["serve", "shapes", "-vv"], logging.DEBUG),
+        (["serve", "shapes", "-v", "--log-level", "error"], logging.ERROR),
+    ],
+)
+def test_servers_log_requests_as_asked(words: list[str], level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(mmspec.cli.serve, "_load", lambda *args: held_model()[0])
+    monkeypatch.setattr(
+        mmspec.serving.server, "serve", lambda *_: found.append(logging.getLogger("mmspec").getEffectiveLevel())
+    )
+    assert main([*words, "--port", "0"]) == 0
+    assert found == [level]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import shutil
 import threading
 import time
@@ -109,6 +110,20 @@ def test_speed_and_likelihood_are_those_of_the_results(finished: Path, running: 
     for row, other in zip(part.record["rows"][:2], whole.record["rows"][:2], strict=True):
         assert row["speed"] == other["speed"]
         assert row["quality"]["nll"] == other["quality"]["nll"]
+
+
+def test_requests_are_logged_and_have_a_head(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mmspec")
+    with served(finished) as server:
+        whole = get(server, "/")[2]
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+        connection.request("HEAD", "/")
+        response = connection.getresponse()
+        assert response.status == 200 and response.read() == b""
+        assert response.headers["Content-Length"] == str(len(whole.encode()))
+        connection.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[-2:] == [f'127.0.0.1 "{method} / HTTP/1.1" 200 -' for method in ("GET", "HEAD")]
 
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: Path) -> None:
