@@ -26,9 +26,7 @@ from mmspec.serving.reference import Reference, read_reference
 from mmspec.serving.schemas import SpeechRequest, VoiceId
 from mmspec.serving.settings import ServerSettings
 from mmspec.serving.sse import event
-from mmspec.serving.stand_ins import ANY, stand_in
-
-DEFAULT_VOICE = "default"
+from mmspec.serving.stand_ins import ANY, DEFAULT_VOICE, stand_in
 
 
 @dataclass
