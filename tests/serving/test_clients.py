@@ -21,7 +21,7 @@ from served import Served, new_models, served
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, MMSpecError
 from mmspec.serving.app import Application
-from mmspec.serving.errors import from_mmspec
+from mmspec.serving.errors import ApiError, from_mmspec
 from mmspec.serving.reference import read_reference
 from mmspec.serving.schemas import ImageRequest, SpeechRequest
 from mmspec.serving.settings import ServerSettings
@@ -301,3 +301,32 @@ def test_other_names_stand_for_what_there_is(models: slice, names: dict[str, Any
     with pytest.raises(ArgumentError) as error:
         Application(new_models()[models], ServerSettings(**names))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def float_wav(samples: Any, rate: int = 8000) -> str:
+    file = io.BytesIO()
+    soundfile.write(file, np.asarray(samples, np.float32), rate, "FLOAT", format="WAV")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("audio", "message"),
+    [
+        ("AAAA", "ref_audio is not a readable recording (Format not recognised)"),
+        (float_wav(np.zeros(0)), "ref_audio is not a readable recording (it has no samples)"),
+        (float_wav(np.zeros((9, 9))), "ref_audio has 9 channels; at most 8 are allowed"),
+        (float_wav([np.nan] * 9), "ref_audio has samples that are not finite"),
+        (float_wav(np.zeros(8000 * 700), 8000), "ref_audio: 700 seconds of a recording to follow exceed the limit of"),
+        ("file:///no", "ref_audio is not a readable recording (Format not recognised)"),
+        ("AAA!", "ref_audio is not base64"),
+        ("http://x/y", "ref_audio is a URL of the scheme 'http'; send base64, or a data: URL"),
+    ],
+    ids=["bytes", "empty", "channels", "infinite", "long", "file", "letters", "url"],
+)
+def test_recordings_are_refused_by_the_name_of_their_field(audio: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "no").write_bytes(b"no sound")
+    settings = ServerSettings(allow_reference_audio=True, media_folder=tmp_path)
+    with pytest.raises(ApiError) as error:
+        read_reference(audio.replace("///no", f"//{tmp_path}/no"), None, settings)
+    assert str(error.value).startswith(message) and str(tmp_path) not in str(error.value)
+    assert "/tmp" not in str(error.value) and error.value.param == "ref_audio"
