@@ -15,6 +15,7 @@ from mmspec.metrics.metric import NOUNS, Groups, Kind, Metric, Rows
 from mmspec.metrics.registry import find_metric
 from mmspec.metrics.shares import Share
 from mmspec.metrics.values import Count, Quantity, Real
+from mmspec.registry.returned import refused
 
 Table = Mapping[str, Rows]
 """The rows of one set of samples, by `Metric.column`."""
@@ -153,7 +154,10 @@ def measure(metric: Metric, table: Table, reference: Any, groups: Groups = None)
     """
     rows = table[metric.column]
     metric.check_count(len(rows))
-    return metric.measure(rows, reference, groups)
+    found = metric.measure(rows, reference, groups)
+    if not isinstance(found, Estimate):
+        raise refused(f"`measure` of the metric {metric.name!r}", "a mmspec.metrics.estimate.Estimate", found)
+    return found
 
 
 def with_differences(
