@@ -20,7 +20,7 @@ from mmspec.cli.eval import evaluate
 from mmspec.cli.export_drafter import export_drafter
 from mmspec.cli.generate import generate
 from mmspec.cli.image import image
-from mmspec.cli.logs import Verbose, logged, share_verbose
+from mmspec.cli.logs import Verbose, logged
 from mmspec.cli.ls import ls
 from mmspec.cli.measure import measure
 from mmspec.cli.modes import Command
@@ -28,7 +28,9 @@ from mmspec.cli.music import music
 from mmspec.cli.option_names import in_options, options_of
 from mmspec.cli.report import report
 from mmspec.cli.serve import demo, serve
+from mmspec.cli.shared_options import share_options
 from mmspec.cli.speak import speak
+from mmspec.cli.threads import Threads, own_threads
 from mmspec.cli.train_drafter import train_drafter
 from mmspec.cli.train_judge import train_judge
 from mmspec.cli.video import video
@@ -70,6 +72,7 @@ def options(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
     verbose: Verbose = 0,
+    threads: Threads = None,
 ) -> None:
     """Holds the options of `mmspec` itself."""
 
@@ -97,9 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # paths that the terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = typer.main.get_command(app)
-    share_verbose(command)
+    share_options(command)
     try:
-        with logged(), command.make_context("mmspec", words) as context:
+        with logged(), own_threads(), command.make_context("mmspec", words) as context:
             command.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()

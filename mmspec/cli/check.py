@@ -13,6 +13,7 @@ import typer
 
 from mmspec.cli.exactness_gate import is_foreign
 from mmspec.cli.options import Json
+from mmspec.cli.threads import suit_threads
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, configured_recipe, parse
 from mmspec.ways_to_draft import ways_to_draft
@@ -138,6 +139,7 @@ def report_model(
     if output is not None:
         check_writable(output, "-o/--output")
     disable_loading_bars()
+    suit_threads(model)
     config = None if options.style is None else {"style": options.style}
     pipe = mmspec.load(model, device=options.device, dtype=options.dtype, tokenizer=options.tokenizer, config=config)
     if hasattr(pipe, "set_progress_bar_config"):

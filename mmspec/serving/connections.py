@@ -72,7 +72,7 @@ class BoundedConnection(H11Protocol):
             self._expect_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP. A request whose body turns out to be that is over, and its own answer is not sent."""
+        """Answers what is no HTTP. A request with such a body is over, without an answer of its own."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from bulk_pipe import BulkPipe
 from served import held_model
 
 import mmspec.cli.pipelines
 import mmspec.cli.serve
 import mmspec.serving.server
-from mmspec.cli.app import app, main
-from mmspec.cli.logs import LogLevel, logged, set_level, share_verbose
+from mmspec.cli.app import main
+from mmspec.cli.logs import LogLevel, logged, set_level
 from mmspec.cli.run_progress import RunProgress, rate_and_rest
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) [\w.]+: .+")
@@ -43,14 +41,6 @@ def test_verbose_stands_before_or_after_the_command(
     assert len(found) == lines and all(map(LINE.fullmatch, found)), err
     assert "secret" not in err
     assert logging.getLogger("mmspec").level == logging.NOTSET, "the level stays that of the caller"
-
-
-def test_every_command_takes_verbose() -> None:
-    command: Any = typer.main.get_command(app)
-    share_verbose(command)
-    for group in (command, command.commands["bench"]):
-        for name, one in group.commands.items():
-            assert "verbose" in [parameter.name for parameter in one.params], name
 
 
 @pytest.mark.parametrize(
