@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *arguments: object) -> None:
-        log.info("%s %s", self.client_address[0], quote(format % arguments, safe=" \"/?=&"))
+        log.info("%s %s", self.client_address[0], quote(format % arguments, safe=' "/?=&'))
 
 
 def serve_report(folder: Path, port: int, announce: Callable[[str], None]) -> None:
