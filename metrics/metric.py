@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from mmspec.arguments.returned import refused
 from mmspec.errors import ArgumentError, PluginError
 from mmspec.metrics.bootstrap import Index, Resampled, Statistic, resample
 from mmspec.metrics.estimate import Estimate
@@ -28,7 +29,6 @@ from mmspec.metrics.extractors.registry import AUDIO_EXTRACTORS, load_extractor
 from mmspec.metrics.features import Features
 from mmspec.metrics.reference import Reference, load_reference, reference_of
 from mmspec.metrics.shares import share_of
-from mmspec.registry.returned import refused
 
 Kind = Literal["image", "audio"]
 NOUNS: Mapping[Kind, str] = {"image": "images", "audio": "audio"}

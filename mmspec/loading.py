@@ -12,12 +12,12 @@ from typing import Any
 
 from mmspec import hub
 from mmspec.arguments import check_device, shown
+from mmspec.arguments.returned import refused
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_mean, unknown_name
 from mmspec.files.inputs import check_files
 from mmspec.hub.published import refuse_infinity, refuse_layout, refuse_original
 from mmspec.registry import Info, by_name
 from mmspec.registry.expected import component
-from mmspec.registry.returned import refused
 from mmspec.versions import warn_untested
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmspec import limits
+from mmspec.arguments.returned import refused
 from mmspec.environment.distributed import ProcessGroup
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.bench.pipe import Pipe, kind_of
@@ -24,7 +25,6 @@ from mmspec.metrics.evaluation.scores import SampleScores
 from mmspec.metrics.evaluation.speed import Speed, speed_of
 from mmspec.metrics.metric import Groups, Metric, Rows
 from mmspec.recipes import Recipe, parse
-from mmspec.registry.returned import refused
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import Verdict
 

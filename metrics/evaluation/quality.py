@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmspec.arguments.returned import refused
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
 from mmspec.metrics.comparisons import LEVEL
@@ -15,7 +16,6 @@ from mmspec.metrics.metric import NOUNS, Groups, Kind, Metric, Rows
 from mmspec.metrics.registry import find_metric
 from mmspec.metrics.shares import Share
 from mmspec.metrics.values import Count, Quantity, Real
-from mmspec.registry.returned import refused
 
 Table = Mapping[str, Rows]
 """The rows of one set of samples, by `Metric.column`."""

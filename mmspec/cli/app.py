@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -47,14 +47,15 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Time recipes side by side in one run.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
-for _name, _function in {
+_COMMANDS: dict[str, Callable[..., None]] = {
     "image": image, "speak": speak, "music": music, "video": video, "generate": generate, "check": check,
     "eval": evaluate, "report": report, "measure": measure, "train-drafter": train_drafter, "train-judge": train_judge,
     "convert": convert, "export-drafter": export_drafter, "serve": serve, "demo": demo, "ls": ls, "env": env,
-}.items():  # fmt: skip
-    app.command(_name, cls=Command)(_function)
-for _name, _function in {"image": bench_image, "speak": bench_speak, "kernels": bench_kernels}.items():
-    bench.command(_name, cls=Command)(_function)
+}  # fmt: skip
+_BENCHMARKS: dict[str, Callable[..., None]] = {"image": bench_image, "speak": bench_speak, "kernels": bench_kernels}
+for _group, _commands in ((app, _COMMANDS), (bench, _BENCHMARKS)):
+    for _name, _function in _commands.items():
+        _group.command(_name, cls=Command)(_function)
 
 
 def print_version(asked: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmspec.arguments import shown
+from mmspec.arguments.returned import missing
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
@@ -23,7 +24,6 @@ from mmspec.errors import ArgumentError, PluginError
 from mmspec.knobs import LARGEST
 from mmspec.recipes import Recipe
 from mmspec.registry import RULES, heads, refreshes, starts
-from mmspec.registry.returned import missing
 from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.arguments.returned import refused
 from mmspec.decoding.batch import BatchState
-from mmspec.registry.returned import refused
 from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.tree import TreeDraft

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmspec.arguments.returned import checked_call, has
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.recipe_info import Choice
 from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError
-from mmspec.registry.returned import checked_call, has
 
 START, REFRESH = "start", "refresh"
 _MUST = {

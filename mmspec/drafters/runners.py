@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from mmspec.arguments.returned import checked_call, has
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget, FrameFeatureTarget, TreeTarget
 from mmspec.drafters.draft_model import draft_model_of
@@ -13,7 +14,6 @@ from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.model_runner import ModelRunner
 from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.registry.returned import checked_call, has
 from mmspec.sampling.params import change_each
 from mmspec.sampling.sampler import TokenSampler
 
