@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -38,7 +38,8 @@ class Drafts:
         return self.made(len(state.ids), count, self.vocab)
 
     def extend(self, state: Any, draft: Draft, reused: Any, draws: Any) -> Any:
-        return self.made(*draft.tokens.shape, self.vocab)
+        rows, count = draft.tokens.shape
+        return self.made(rows, count, self.vocab)
 
     def observe(self, verdict: Any, state: Any, draws: Any) -> None: ...
 
@@ -60,9 +61,12 @@ DRAFTS: dict[str, tuple[Callable[[int, int, int], Any], str]] = {
     "tensor": (lambda b, m, v: zeros(b, m), r"a mmspec\.sampling\.rejection\.Draft .*, not int64 \[\d+, \d\]"),
     "floats": (lambda b, m, v: Draft(uniform(b, m), uniform(b, m, v)), r"int64 \[\d+, \d\], not float32 \[\d+, \d\]"),
     "fewer": (lambda b, m, v: Draft(zeros(b, m + 1), uniform(b, m + 1, v)), r"int64 \[\d+, 4\], not int64 \[\d+, 5\]"),
-    "no q": (lambda b, m, v: Draft(zeros(b, m), None), r"a Draft with q, float32 \[\d+, 4, vocabulary\], not None"),
+    "no q": (
+        lambda b, m, v: Draft(zeros(b, m), cast(Any, None)),
+        r"a Draft with q, float32 \[\d+, 4, vocabulary\], not None",
+    ),
     "one q": (lambda b, m, v: Draft(zeros(b, m), uniform(b, v)), r"vocabulary\], not float32 \[\d+, \d+\]"),
-}  # type: ignore[arg-type]
+}
 RULES: dict[str, tuple[Any, str]] = {
     "nothing": (lambda p, q, x: None, r"the probability of each draft, float32 \[\d+, \d+\], not None"),
     "number": (lambda p, q, x: 0.5, r"the probability of each draft, float32 \[\d+, \d+\], not 0\.5"),

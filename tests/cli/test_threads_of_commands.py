@@ -12,6 +12,7 @@ from bulk_pipe import BulkPipe
 
 import mmspec.cli.pipelines
 from mmspec.cli.app import app, main
+from mmspec.cli.model_options import DType
 from mmspec.cli.shared_options import SHARED, share_options
 from mmspec.cli.threads import VARIABLE, own_threads, suit_threads
 
@@ -64,7 +65,7 @@ def test_a_command_computes_in_so_many_threads(
     found: list[int] = []
 
     def load(name: str, device: str, *_: Any) -> BulkPipe:
-        mmspec.cli.pipelines.dtype_of(name, mmspec.cli.pipelines.DType.auto, device)
+        mmspec.cli.pipelines.dtype_of(name, DType.auto, device)
         found.append(torch.get_num_threads())
         return BulkPipe()
 
