@@ -13,6 +13,7 @@ import typer
 
 from mmspec.cli.bench import bench_image, bench_speak
 from mmspec.cli.bench_kernels import bench_kernels
+from mmspec.cli.bench_predict import bench_predict
 from mmspec.cli.check import check
 from mmspec.cli.convert import convert
 from mmspec.cli.env import env
@@ -52,7 +53,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate, "report": report, "measure": measure, "train-drafter": train_drafter, "train-judge": train_judge,
     "convert": convert, "export-drafter": export_drafter, "serve": serve, "demo": demo, "ls": ls, "env": env,
 }  # fmt: skip
-_BENCHMARKS: dict[str, Callable[..., None]] = {"image": bench_image, "speak": bench_speak, "kernels": bench_kernels}
+_BENCHMARKS: dict[str, Callable[..., None]] = {
+    "image": bench_image, "speak": bench_speak, "kernels": bench_kernels, "predict": bench_predict,
+}  # fmt: skip
 for _group, _commands in ((app, _COMMANDS), (bench, _BENCHMARKS)):
     for _name, _function in _commands.items():
         _group.command(_name, cls=Command)(_function)
