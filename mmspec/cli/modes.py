@@ -69,6 +69,7 @@ MODES: tuple[Alone | Needs, ...] = (
     Needs("generate", ("--pack",), "--format webdataset or parquet", _is_not("format", "files")),
     Alone("bench image", "--random-weights", takes=_STEPS),
     Needs("bench image", ("--config",), "--random-weights", _is("random_weights")),
+    Alone("bench predict", "--prompt", leaves=("--prompts",)),
     Alone("check", "--model", leaves=_ENUMERATED),
     Needs("check", _OF_MODEL, "-m/--model", _is("model")),
     Alone("eval", "--dry-run", leaves=("--json", "--log-every")),

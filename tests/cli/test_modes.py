@@ -19,6 +19,7 @@ IGNORED: list[tuple[list[str], str]] = [
     (["bench", "image", "--random-weights", "-m", "shapes"], "--random-weights takes no --model"),
     (["bench", "image", "--random-weights", "--seed", "0"], "--random-weights takes no --seed"),
     (["bench", "image", "--config", "llamagen-b"], "--config requires --random-weights"),
+    (["bench", "predict", "--prompt", "x", "--prompts", "p"], "--prompt takes no --prompts"),
     (["check", "-m", "x", "--samples", "2000"], "--model takes no --samples"),
     (["check", "-m", "x", "--latents"], "--model takes no --latents"),
     (["check", "scd", "--prompt", "x", "-o", "y"], "--prompt, --output requires -m/--model"),
