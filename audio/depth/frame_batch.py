@@ -25,11 +25,12 @@ from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
 from mmspec.decoding.target import cache_bytes
 from mmspec.decoding.window_policy import WindowPolicy
+from mmspec.decoding.windows import NOTHING
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.mirrored import Download, upload
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rejection import sampled
+from mmspec.sampling.rejection import Verdict, sampled
 from mmspec.sampling.sampler import TokenSampler
 
 
@@ -142,7 +143,8 @@ class FrameBatch:
         # The codes need the first token on the device alone: the host does not wait for it before they are launched.
         pending = self._sampler.sample_ahead(p, draws)
         first = self._sampler.sample(p, draws) if pending is None else pending.tokens.clamp(min=0)
-        meter.count_plain(p, first, state.ids)
+        none = np.zeros(len(p), dtype=np.int64)
+        meter.count(Verdict(first, none, p, NOTHING), none + 1, state.ids)
         depth = DepthDecoding(
             model, draft, self._recipe, self._rest, self._rest_sampler, numbers, self._policy, state.length
         )

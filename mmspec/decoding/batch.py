@@ -327,18 +327,7 @@ class BatchState:
             tokens: [B, 1, *cell].
             on_host: Host int64 [B, 1], the same tokens, if they are on the host already.
         """
-        length, was_running = self.length, self.is_running.copy()
-        self._window = None
-        self._keep(length[:, None], on_host)
-        self._write(tokens)
-        self._lengths[self.ids] = length + was_running
-        self.is_running &= length + 1 < self._limits[self.ids]
-        if (ends := self._ends(tokens, length, was_running.astype(np.int64), on_host)) is not None:
-            ended = ends[:, 0] & was_running
-            self.is_running &= ~ended
-            self._ended[self.ids] |= ended
-            if ended.any():
-                self._row_limits = None
+        self.commit(tokens, np.zeros(len(self.ids), dtype=np.int64), on_host)
         return self.running()
 
     def _write(self, tokens: Tensor) -> None:

@@ -19,11 +19,12 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict
+from mmspec.decoding.ahead import Ahead, PendingVerdict
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.graph_capture import GraphPool, can_capture, capture
 from mmspec.decoding.open_window import split_numbers
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.windows import OpenedWindow
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.mirrored import on_device
@@ -90,7 +91,7 @@ class CapturedWindows:
         if logits is None:
             state.close()
             return pending, None
-        return pending, OpenedWindow(self._width, state.ids, draws, now.draft, logits, self)
+        return pending, OpenedWindow(self._width, state.ids, draws, now.draft, logits)
 
 
 def capture_windows(
@@ -109,7 +110,7 @@ def capture_windows(
         None if it cannot be captured, or would not pay.
     """
     drafter = ahead.drafter
-    if not can_capture(state.device) or state.remaining < WORTH or drafter is None or not drafter.replays:
+    if not can_capture(state.device) or state.remaining < WORTH or not drafter.replays:
         return None
     # Imported here: Triton may be missing.
     from mmspec.sampling.lazy_probs import copied_draft, overwrite_draft

@@ -11,13 +11,13 @@ import pytest
 import torch
 from batch_runs import run
 
-from mmspec.decoding import captured, graph_capture, loop
-from mmspec.decoding.ahead import OpenedWindow
+from mmspec.decoding import captured, device_windows, graph_capture
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
+from mmspec.decoding.device_windows import DeviceWindows
 from mmspec.decoding.graph_capture import GraphPool
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import RunningBatch
+from mmspec.decoding.windows import OpenedWindow
 from mmspec.recipes import parse
 from mmspec.sampling import mirrored
 from mmspec.sampling.params import SamplingParams
@@ -48,7 +48,7 @@ def test_tokens_are_those_of_kernels_launched_one_by_one(recipe: str, monkeypatc
         return run(CUDAGraphTarget(target), parse(recipe), Layout(LENGTH, 12), samplings, [0, 1, 2]).tokens
 
     monkeypatch.setattr(captured, "capture", counting)
-    monkeypatch.setattr(loop, "_IDLE", torch.inf)
+    monkeypatch.setattr(device_windows, "_IDLE", torch.inf)
     replayed = [tokens() for _ in range(2)]  # the second decode takes over the memory of the first one's graphs
     assert len(graphs) >= 4 and None not in graphs, "a weak test: nothing was captured"
     monkeypatch.setattr(captured, "can_capture", lambda device: False)
@@ -79,7 +79,7 @@ def test_windows_are_captured_after_windows_of_their_own_width(monkeypatch: pyte
     """`window=auto` changes the width: what kernels and samplers prepare once for a width must not be captured."""
     none = cast(Any, None)
     state = BatchState([0], Layout(64, 8), 8, torch.device("cpu"))
-    batch = RunningBatch(none, none, none, none, state, none, none)
+    windows = DeviceWindows(none, none, none, none, state, none)
     asked: list[int] = []
 
     def asking(*given: Any) -> None:
@@ -88,15 +88,15 @@ def test_windows_are_captured_after_windows_of_their_own_width(monkeypatch: pyte
     def opened(width: int) -> OpenedWindow:
         return OpenedWindow(width, state.ids, none, none, none)
 
-    monkeypatch.setattr(loop, "capture_windows", asking)
-    batch._opened = opened(4)
+    monkeypatch.setattr(device_windows, "capture_windows", asking)
+    windows._next = opened(4)
     for alike in range(3):
-        batch._captured(none, opened(4))
+        windows._captured(none, opened(4), None)
         assert not asked, f"captured after {alike} windows"
-        batch._note(4, 4, 0.0)
-    batch._captured(none, opened(8))
+        windows._note(4, 4, 0.0)
+    windows._captured(none, opened(8), None)
     assert not asked, "no window of 8 has been launched"
-    batch._captured(none, opened(4))
+    windows._captured(none, opened(4), None)
     assert asked == [4]
-    batch._captured(none, opened(4))
+    windows._captured(none, opened(4), None)
     assert asked == [4], "one that cannot be captured is tried again after other windows only"
