@@ -46,6 +46,7 @@ class BatchState:
     """
 
     ROWS = ("ids", "is_running", "_index", "rng", "layout")
+    SAME = ("layout.kept_by_rows",)
 
     def __init__(
         self,

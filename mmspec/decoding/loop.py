@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.drafter import NoDrafts
-from mmspec.decoding.rows import can_join, join_rows, select_rows
+from mmspec.decoding.rows import select_rows
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target, cache_bytes
@@ -55,6 +55,7 @@ class RunningBatch:
         clock: Returns the current time in seconds.
 
     Attributes:
+        parts: All that holds something per row; see `mmspec.decoding.rows`.
         first_tokens: The number of tokens of each row that `start` samples without drafts, at least 1. Plain decoding
             samples as many as one step may have.
         complete_stats: Adds to the statistics what the sampler has counted; None for discrete tokens.
@@ -82,6 +83,8 @@ class RunningBatch:
         self._clock = clock
         kind = windows or _chains_on(state.device)
         self._windows = kind(target, self.drafter, rule, sampler, state, meter)
+        # The drafter before the target: it may still have to read the features of the prompts.
+        self.parts = self.drafter, target, sampler, state
         self._is_plain = drafter is None
         self._policy, self._most_steps, self._rows = policy, sys.maxsize, len(state.ids)
         self.first_tokens = 1
@@ -188,47 +191,8 @@ class RunningBatch:
             return
         at_once = at_once or bool(getattr(self.sampler, "counts_all_rows", False))  # see `LatentSampler`
         if at_once or finished * _KEPT >= rows:
-            for part in (self.state, self.target, self.sampler, self.drafter):
+            for part in self.parts:
                 select_rows(part, running, rows)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of another batch can join this one: models and drafters take rows in, and the layouts fit.
-
-        Both batches must have the same recipe, and guidance or not.
-        """
-        if not isinstance(other, RunningBatch):
-            return False
-        ours, theirs = self.state.layout, other.state.layout
-        same = all(
-            getattr(ours, name) == getattr(theirs, name) for name in ("width", "eos", "pad", "cell", "dtype", "kind")
-        )
-        optional = all(
-            (getattr(ours, name) is None) == (getattr(theirs, name) is None)
-            for name in ("constraint", "forced", "ends", "stops")
-        )
-        pairs = (self.target, other.target), (self.sampler, other.sampler), (self.drafter, other.drafter)
-        return same and optional and all(can_join(*pair) for pair in pairs)
-
-    def join(self, other: RunningBatch) -> list[int]:
-        """Takes in the running rows of another batch, which must not be used any more.
-
-        They take the places of finished rows, whose tokens are lost, and are appended if there are too few.
-
-        Args:
-            other: The batch, whose rows have a token each. `can_join` is true for it.
-
-        Returns:
-            The index of each of its rows in `state.ids`.
-        """
-        other.drop_finished(at_once=True)
-        state, new = self.state, other.state
-        row_ids, joining = state.places(len(new.ids)), new.ids.tolist()
-        # The drafter before the target: it may still have to read the features of the prompts.
-        pairs = (self.drafter, other.drafter), (self.target, other.target), (self.sampler, other.sampler), (state, new)
-        for ours, theirs in pairs:
-            join_rows(ours, theirs, row_ids, state, new)
-        self.meter.take_rows(other.meter, state.ids[row_ids].tolist(), joining)
-        return row_ids
 
 
 def in_step(verdict: Verdict, is_running: NDArray[np.bool_]) -> Verdict:

@@ -162,7 +162,7 @@ def windows(name: str, recipe: str, rows: int, how: str = "") -> dict[str, Any]:
             if len(widths) > known:
                 shape.append((before, widths[-1]))
                 new = shape[-1] != shape[-2] or setups() != captured or len(batch.state.ids) != before
-                found.append({"new": new, "ahead": batch._windows._next is not None, **costs()})
+                found.append({"new": new, "ahead": getattr(batch._windows, "_next", None) is not None, **costs()})
             return running
 
         own, asked, after = CUDAGraphTarget.forward_ahead, [0], HistoryTarget._after

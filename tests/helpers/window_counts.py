@@ -217,7 +217,7 @@ def windows(
             if len(widths) > known:
                 shape.append((rows, widths[-1]))
                 new = shape[-1] != shape[-2] or setups() != captured or len(batch.state.ids) != rows
-                is_ahead = batch._windows._next is not None
+                is_ahead = getattr(batch._windows, "_next", None) is not None
                 found.append({"new": new, "ahead": is_ahead, "drafter_calls": len(drafting) - drafted, **costs()})
             return running
 
