@@ -98,13 +98,13 @@ class HistoryTarget(ABC):
         return self._by_kernels and reads_ahead(self._inner)
 
     def forward_ahead(
-        self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None, early_exit: EarlyExit | None = None
+        self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None
     ) -> Logits | None:
-        """See `mmspec.decoding.ahead.ReadsAhead`; the logits are always new memory."""
+        """See `mmspec.decoding.ahead.ReadsAhead`."""
         assert isinstance(self._inner, CUDAGraphTarget)
         at = uploaded(at, self.device)
         must = self._after(tokens, at, tokens.shape[1])
-        logits = self._inner.forward_ahead(tokens, at, None, early_exit)
+        logits = self._inner.forward_ahead(tokens, at, early_exit)
         return None if logits is None else self._forced(logits, must, at)
 
     @property

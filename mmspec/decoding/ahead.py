@@ -12,7 +12,7 @@ opened again from the numbers of the host. Tokens are the same in either way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Self, cast
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ class ReadsAhead(Protocol):
         """Whether it can do so now, unless the call fails."""
         ...
 
-    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits | None:
         """As `mmspec.decoding.target.Target.forward`.
 
         Args:
@@ -42,8 +42,6 @@ class ReadsAhead(Protocol):
                 invalid.
             at: Host int64 [B], with its copy on the device (`mmspec.sampling.mirrored`): the positions of the first
                 tokens are the device's; the host's are at least those.
-            into: Where the logits are put, [R, W, V], with guidance the unconditional rows after the others; None for
-                new memory.
 
         Returns:
             The logits, or None if the host's numbers are needed; the target is then as before.
@@ -57,14 +55,6 @@ class DraftsAhead(Protocol):
     @property
     def drafts_ahead(self) -> bool:
         """Whether it can do so in this decode. It then reads nothing of the target but its distributions."""
-        ...
-
-    @property
-    def replays(self) -> bool:
-        """Whether what `draft_ahead` launches can be captured: besides the draft, it leaves nothing of a window.
-
-        `observe` must then not read the distributions of the window's drafts: their logits may be overwritten already.
-        """
         ...
 
     def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
@@ -90,10 +80,6 @@ class PendingVerdict(Protocol):
         """The verdict without its counts on the host."""
         ...
 
-    def send(self) -> Self:
-        """Begins to copy the counts to the host."""
-        ...
-
     def read(self) -> Verdict:
         """The verdict; waits for its counts."""
         ...
@@ -105,10 +91,6 @@ class PendingTokens(Protocol):
     @property
     def tokens(self) -> Tensor:
         """The tokens on the device."""
-        ...
-
-    def send(self) -> Self:
-        """Begins to copy the tokens to the host."""
         ...
 
     def read(self) -> NDArray[np.int64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmspec.decoding.ahead import Ahead, PendingVerdict, parts_ahead
+from mmspec.decoding.ahead import Ahead, parts_ahead
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.captured import CapturedWindows, capture_windows
 from mmspec.decoding.drafter import UploadsWithWindow
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.windows import NOTHING, OpenedWindow, Windows
@@ -23,10 +21,6 @@ from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree_rejection import Outcome
 
-# Windows that are launched kernel by kernel, which compiles their kernels, before those like them are captured.
-_ALIKE = 2
-_IDLE = 2e-4  # seconds; a host that waits longer for a window has time left, and a capture would gain nothing
-
 
 class DeviceWindows(Windows):
     """See `Windows`, and `mmspec.decoding.ahead` for what is launched ahead, where the parts of the batch can."""
@@ -36,10 +30,7 @@ class DeviceWindows(Windows):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self._next: OpenedWindow | None = None  # the next window, where its call was launched ahead
-        self._graphs: CapturedWindows | None = None  # those that have opened the window, and can go on with it
         self._is_written = False  # whether the device has committed the window
-        # Windows in a row that could have been captured, with the rows and the width of the latest one.
-        self._alike, self._like = 0, (self.state.ids, 0)
         self._uploads = isinstance(self.drafter, UploadsWithWindow)
         self._reads_features = isinstance(self.rule, FeatureRule)
 
@@ -48,7 +39,6 @@ class DeviceWindows(Windows):
         opened, self._next = self._next, None
         if opened is not None and opened.ids is self.state.ids and opened.width == width:
             return opened if width > 1 else replace(opened, draws=next(numbers))
-        self._graphs = None
         if opened is not None:
             self.given_up = True
             self.state.close()
@@ -56,7 +46,7 @@ class DeviceWindows(Windows):
 
     def verify(self, opened: OpenedWindow, following: int) -> Outcome:
         """Verifies a window; the call of the next one is launched before the wait, if it can be."""
-        self._is_written, is_plain, graphs, self._graphs = False, opened.draft is NOTHING, self._graphs, None
+        self._is_written, is_plain = False, opened.draft is NOTHING
         ahead = parts_ahead(self.target, self.drafter, self.sampler, self.state)
         if ahead is None or (self._reads_features and not is_plain):
             return super().verify(opened, following)
@@ -64,24 +54,14 @@ class DeviceWindows(Windows):
             return self._plain(ahead, opened, following)
         state, meter = self.state, self.meter
         following = _following(state, opened.width, following)
-        self._graphs = self._captured(ahead, opened, graphs) if following == opened.width else None
-        pending: PendingVerdict | None
-        if self._graphs is not None:
-            pending, self._next = self._graphs.take(ahead, state, meter)
-        else:
-            p = self.sampler(opened.logits, opened.draws.positions)
-            pending = ahead.sampler.verify_ahead(p, opened.draft, self.rule, opened.draws) if following else None
-            if pending is None:
-                return self._tested(p, opened)
-            pending.send()
-            meter.clock.lap("rule")
-            self._next = _open_following(ahead, pending.verdict, state, opened.draws, following, meter)
+        p = self.sampler(opened.logits, opened.draws.positions)
+        pending = ahead.sampler.verify_ahead(p, opened.draft, self.rule, opened.draws) if following else None
+        if pending is None:
+            return self._tested(p, opened)
+        meter.clock.lap("rule")
+        self._next = _open_following(ahead, pending.verdict, state, opened.draws, following, meter)
         self._is_written = True
-        start = time.perf_counter()
-        verdict = pending.read()
-        if self._graphs is None:
-            self._note(opened.width, following, time.perf_counter() - start)
-        return verdict
+        return pending.read()
 
     def commit(self, verdict: Outcome) -> NDArray[np.int64]:
         """See `Windows.commit`; what the device has committed is only counted."""
@@ -107,7 +87,7 @@ class DeviceWindows(Windows):
         pending = ahead.sampler.sample_ahead(p, opened.draws)
         if pending is None:
             return self._tested(p, opened)
-        tokens = pending.send().tokens
+        tokens = pending.tokens
         meter.clock.lap("rule")
         if following and state.remaining > 1:
             # Rows that the token ends are read as if they went on, and what is read is not used.
@@ -117,28 +97,6 @@ class DeviceWindows(Windows):
             self._next = None if logits is None else OpenedWindow(1, state.ids, None, NOTHING, logits)
         on_host = pending.read()
         return Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING, on_host=on_host)
-
-    def _note(self, width: int, following: int, waited: float) -> None:
-        """Counts windows that could have been captured with a gain.
-
-        Args:
-            width: Of the window.
-            following: Of the one after it.
-            waited: Seconds that the host has waited for the window.
-        """
-        ids, before = self._like
-        like = self._next is not None and self.state.ids is ids and width == following == before and waited < _IDLE
-        self._alike, self._like = self._alike + 1 if like else 0, (self.state.ids, following)
-
-    def _captured(self, ahead: Ahead, opened: OpenedWindow, graphs: CapturedWindows | None) -> CapturedWindows | None:
-        """The graphs of what follows a window, captured now if windows like it have been; None to launch it."""
-        ids, width = self._like
-        if graphs is not None or self._alike < _ALIKE or self.state.ids is not ids or opened.width != width:
-            return graphs
-        found = capture_windows(ahead, self.sampler, self.rule, self.state, opened)
-        if found is None:
-            self._alike = 0
-        return found
 
 
 def _following(state: BatchState, width: int, wanted: int) -> int:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling.mirrored import mirrored, on_device, part, split_mirror
+from mmspec.sampling.mirrored import mirrored, part
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 
 RECENT = 2  # tokens before a window that a draft model may not have read, see `BatchState.recent`
@@ -67,12 +66,6 @@ class OpenWindow:
             np.asarray(self.iterations)[:, :1] + 1 + spread,
         ]  # fmt: skip
         return OpenWindow(*map(mirrored, arrays, numbers))
-
-    def moved(self, device: torch.device) -> tuple[Tensor, OpenWindow]:
-        """The same window with memory of its own on the device; returns that memory, and the window."""
-        arrays = self.before, self.recent, self.positions, self.iterations
-        numbers = torch.cat([on_device(array, device).flatten() for array in arrays])
-        return numbers, OpenWindow(*split_mirror([np.asarray(array) for array in arrays], numbers))
 
 
 def split_numbers(numbers: Tensor, rows: int, width: int) -> list[Tensor]:
