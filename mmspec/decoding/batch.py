@@ -266,18 +266,20 @@ class BatchState:
     ) -> NDArray[np.int64]:
         """The host's part of `commit`, for tokens that are written already; arguments and result are the same."""
         width, start = tokens.shape[1], self.length
-        self._keep(start[:, None] + np.arange(width), on_host)
-        gained = np.minimum(accepted + 1, self._limits[self.ids] - start) * self.is_running
+        limits = self._limits[self.ids]
+        self._keep(start, on_host)
+        gained = np.minimum(accepted + 1, limits - start) * self.is_running
         if (ends := self._ends(tokens, start, gained, on_host)) is not None:
             ended = ends & (np.arange(width) < gained[:, None])
             stops = ended.any(1)
-            gained = np.where(stops, ended.argmax(1) + 1, gained)
-            self._ended[self.ids] |= stops
-            self.is_running &= ~stops
             if stops.any():
+                gained = np.where(stops, ended.argmax(1) + 1, gained)
+                self._ended[self.ids] |= stops
+                self.is_running &= ~stops
                 self._row_limits = None
-        self.is_running &= start + gained < self._limits[self.ids]
-        self._lengths[self.ids] += gained
+        length = start + gained
+        self.is_running &= length < limits
+        self._lengths[self.ids] = length
         return gained
 
     def append(self, tokens: Tensor, on_host: NDArray[np.int64] | None = None) -> list[int]:
@@ -417,10 +419,10 @@ class BatchState:
             self._host = tokens.numpy()
         return [row[:n].clone() for row, n in zip(tokens, self._lengths, strict=True)]
 
-    def _keep(self, positions: NDArray[np.int64], tokens: NDArray[np.int64] | None) -> None:
-        """Keeps up the copy that `on_host` has made, with tokens [B, W] at the positions; gives it up without them."""
+    def _keep(self, start: NDArray[np.int64], tokens: NDArray[np.int64] | None) -> None:
+        """Keeps up the copy that `on_host` has made, with tokens [B, W] from `start` on; gives it up without them."""
         if self._host is not None and tokens is not None:
-            self._host[self.ids[:, None], positions] = tokens
+            self._host[self.ids[:, None], start[:, None] + np.arange(tokens.shape[1])] = tokens
         else:
             self._host = None
 
