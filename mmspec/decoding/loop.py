@@ -75,7 +75,7 @@ class RunningBatch:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target = target
-        self.drafter = NoDrafts() if drafter is None else drafter
+        self.drafter: Any = NoDrafts() if drafter is None else drafter
         self.sampler = sampler
         self.state = state
         self.meter = meter
@@ -137,10 +137,10 @@ class RunningBatch:
         else:
             following = (policy.next() if whole else policy.settled()) if windows.goes_ahead and not together else 0
             self._decode(width, 1, following, in_step if together else None)
-        calls, gained, *tests = (now - then for now, then in zip(self._counts(ids), before, strict=True))
+        calls, gained, tested, accepted = (now - then for now, then in zip(self._counts(ids), before, strict=True))
         seconds = (self._clock() - start) / calls
         if whole and not windows.given_up:
-            policy.record(width, Committed(gained, seconds, calls, *tests, together))
+            policy.record(width, Committed(gained, seconds, calls, tested, accepted, together))
         else:  # calls with fewer rows take less time, and cannot be compared
             policy.rest(width, seconds, calls)
         self.drop_finished()

@@ -127,8 +127,10 @@ class Windows:
         if not self.meter.calls[state.ids].any():
             return self.target.prefill()
         if draft is NOTHING:
-            known = self._latest is not None and self._latest[0] is state.ids
-            return self.target.forward(self._latest[1] if known else state.last(), state.before)
+            ids, tokens = self._latest or (None, None)
+            return self.target.forward(
+                tokens if tokens is not None and ids is state.ids else state.last(), state.before
+            )
         window = torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
         return self.target.forward(window, state.before)
 
