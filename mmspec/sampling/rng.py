@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.kernels.backend import choose
-from mmspec.sampling.mirrored import copied, on_device, part, upload
+from mmspec.sampling.mirrored import copied, on_device, part
 
 # Streams: the word of a block that a purpose uses. Two purposes never share a number.
 ACCEPT, RESAMPLE, DRAFT, INIT = range(4)
@@ -233,10 +233,3 @@ class WindowRNG:
         """The numbers of one slot each of some rows (host int64 [R], may repeat), as R rows of one position."""
         source = self.source.of_rows(row_ids)
         return WindowRNG(source, self.positions[row_ids, slots][:, None], self.iteration[row_ids, slots][:, None])
-
-    def keep(self, row_ids: Sequence[int], device: torch.device | None = None) -> None:
-        """Drops all rows except these; `source` is left to its owner. The numbers are copied to `device`, if given."""
-        numbers = [self.positions[row_ids], self.iteration[row_ids]]
-        self.positions, self.iteration = numbers if device is None else upload(numbers, device)
-        if self._streams is not None:
-            self._streams = [stream[row_ids] for stream in self._streams]
