@@ -39,6 +39,7 @@ def test_prompts_are_the_originals(case: golden.Case) -> None:
         torch.testing.assert_close(own, text[row])
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("case", golden.CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize(
     "recipe,ahead", [("scd:window=3", 0), ("scd", 2), pytest.param("recycle", 2, marks=pytest.mark.slow)]

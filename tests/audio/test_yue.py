@@ -82,6 +82,7 @@ def test_greedy_segments_are_the_originals(recipe: str) -> None:
     assert decode_rows(adapter, rows, parse(recipe), params[0], [0, 1, 2]).tolist() == recorded
 
 
+@pytest.mark.releases
 def test_greedy_songs_are_the_originals() -> None:
     """Whole calls: the first segment is guided by 1.5, the later ones by 1.2."""
     song = SONGS[1]
