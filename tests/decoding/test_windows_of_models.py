@@ -61,7 +61,7 @@ def test_windows_match_single_tokens(name: str, tmp_path: Path) -> None:
     layout = make(1, 4).layout
     length = min(layout.length, 20)
     window = min(6 if frames else 4, length - 2)
-    limit = 1e-3 if name.startswith("chatterbox") else 1e-4  # its logits are large
+    limit = 1e-3 if name.startswith(("chatterbox", "ace-step")) else 1e-4  # their logits are large
     assert check_windows(lambda rows, wide: make(rows, wide).target, length, window, cell=layout.cell) < limit
 
 
