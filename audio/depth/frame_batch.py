@@ -27,10 +27,12 @@ from mmspec.decoding.target import cache_bytes
 from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
-from mmspec.sampling.mirrored import Download, upload
+from mmspec.sampling.numbers import upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import sampled
+from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.transfers import Download
 
 
 class FrameBatch:
@@ -138,7 +140,7 @@ class FrameBatch:
             draft.start() if before is None else draft.step(before)
             self.draft_calls += 1
             meter.clock.lap("drafter")
-        p, draws = self._sampler(logits, positions), state.rng.window(positions, iteration)
+        p, draws = self._sampler(logits, positions), WindowRNG(state.rng, positions, iteration)
         # The codes need the first token on the device alone: the host does not wait for it before they are launched.
         pending = self._sampler.sample_ahead(p, draws)
         first = self._sampler.sample(p, draws) if pending is None else pending.tokens.clamp(min=0)

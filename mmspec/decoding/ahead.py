@@ -20,9 +20,10 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.target import Target
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -36,14 +37,13 @@ class ReadsAhead(Protocol):
         """Whether it can do so now, unless the call fails."""
         ...
 
-    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: Numbers, into: Tensor | None = None) -> Logits | None:
         """As `mmspec.decoding.target.Target.forward`.
 
         Args:
             tokens: int64 [B, W], of the vocabulary even where the tokens before are not, as their distributions are
                 invalid.
-            at: Host int64 [B], with its copy on the device (`mmspec.sampling.mirrored`): the positions of the first
-                tokens are the device's; the host's are at least those.
+            at: [B], the positions of the first tokens. Those on the device count; the host's are at least those.
             into: Where the logits are put, [R, W, V], with guidance the unconditional rows after the others; None for
                 new memory.
 
@@ -204,6 +204,14 @@ def reads_ahead(target: object) -> bool:
     return _has(target, "reads_ahead", "forward_ahead") and cast(ReadsAhead, target).reads_ahead
 
 
+def read_window(target: Target, tokens: Tensor, at: Numbers) -> Logits:
+    """`Target.forward`; a target that reads ahead is given the positions that are on the device already."""
+    found = None
+    if at.there is not None and reads_ahead(target):
+        found = cast(ReadsAhead, target).forward_ahead(tokens, at)
+    return target.forward(tokens, at.host) if found is None else found
+
+
 def _has(part: object, *names: str) -> bool:
     """Whether a part has what a protocol asks for; `isinstance` of a protocol would take longer than a launch."""
     return all(hasattr(type(part), name) for name in names)
@@ -227,7 +235,7 @@ def open_following(
         The next window; None if it could not be opened: only the commit on the device was done.
     """
     assert ahead.drafter is not None
-    following = state.follow(verdict.tokens, on_device(verdict.accepted, state.device), width)
+    following = state.follow(verdict.tokens, verdict.counts.on(state.device), width)
     meter.clock.lap("other")
     draft = ahead.drafter.draft_ahead(verdict, state, draws, following)
     meter.clock.lap("drafter")

@@ -26,7 +26,6 @@ from mmspec.decoding.open_window import split_numbers
 from mmspec.decoding.stats import Meter
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import split_cfg
-from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
@@ -130,7 +129,7 @@ def capture_windows(
         pending = ahead.sampler.verify_ahead(sampler(split_cfg(place, guided), draws.positions), draft, rule, draws)
         assert pending is not None
         verdict = pending.verdict
-        numbers = state.write(verdict.tokens, on_device(verdict.accepted, state.device), width)
+        numbers = state.write(verdict.tokens, verdict.counts.on(state.device), width)
         parts = split_numbers(numbers, rows, width)
         following = state.following(parts, width, width)
         new = drafter.draft_ahead(verdict, state, draws, following)

@@ -24,6 +24,7 @@ from mmspec.decoding.ahead import (
     following_width,
     open_following,
     parts_ahead,
+    read_window,
 )
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.captured import capture_windows
@@ -35,6 +36,7 @@ from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target, bind_features, cache_bytes
 from mmspec.decoding.window_policy import Committed, WindowPolicy
 from mmspec.sampling.acceptance import Accept, FeatureRule
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
@@ -324,7 +326,7 @@ def decode_together(
     accepted: whether all rows are cut at a slot is decided by the tests of that slot and of those before it.
     """
     verdict, draws = _verified(target, drafter, rule, sampler, state, width, meter)
-    cut = replace(verdict, accepted=np.full_like(verdict.accepted, verdict.accepted[state.is_running].min()))
+    cut = replace(verdict, counts=Numbers(np.full_like(verdict.accepted, verdict.accepted[state.is_running].min())))
     # A draft where its row is cut counts as accepted if it was.
     meter.count(verdict, _commit(cut, draws, drafter, state, meter), state.ids)
 
@@ -356,7 +358,7 @@ def open_window(target: Target, drafter: Drafter, state: BatchState, width: int,
     if width > 1:
         draft = drafter.propose(state, width - 1, draws)
         meter.clock.lap("drafter")
-    logits = target.forward(_window_of(state, draft), state.before)
+    logits = read_window(target, _window_of(state, draft), state.before)
     meter.clock.lap("target")
     return OpenedWindow(width, state.ids, draws, draft, logits)
 

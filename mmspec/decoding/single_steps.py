@@ -15,8 +15,9 @@ from mmspec.decoding.rows import select_rows
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
-from mmspec.sampling.mirrored import upload
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.rejection import Draft, Verdict
+from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
 
 NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a step without drafts
@@ -51,8 +52,7 @@ def decode_steps(
     """
     positions = state.positions(count)
     iterations = np.broadcast_to(meter.iteration(state.ids) + np.arange(count), positions.shape)
-    positions, iterations = upload([positions, iterations], state.device)
-    draws = state.rng.window(positions, iterations)
+    draws = WindowRNG(state.rng, *upload([positions, iterations], state.device))
     tokens = state.last()
     ahead, opened = parts_ahead(target, drafter, sampler, state), None
     for n in range(count):
@@ -76,11 +76,12 @@ def decode_steps(
             if n + 1 < count and state.remaining > 1:
                 # Rows that the token ends are read as if they went on, and what is read is not used.
                 read = tokens.clamp(min=0)  # -1 where there is no distribution
-                opened = ahead.target.forward_ahead(read, state.length - 1 + state.is_running)
+                opened = ahead.target.forward_ahead(read, Numbers(state.length - 1 + state.is_running))
                 meter.clock.lap("target")
             on_host = pending.read()
         if drafter is not None:
-            drafter.observe(Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING), state, slot_draws)
+            counts = Numbers(np.zeros(len(p), dtype=np.int64))
+            drafter.observe(Verdict(tokens, counts, p, NOTHING), state, slot_draws)
             meter.clock.lap("drafter")
         meter.count_plain(p, tokens, state.ids, state.is_running)
         running = state.append(tokens, on_host)

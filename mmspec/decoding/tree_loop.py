@@ -92,14 +92,14 @@ def decode_tree(
         numbers, _ = state.tree_numbers(tree, iteration)
     if window is None:
         window = torch.cat([state.last(), draft.tokens], dim=1)
-    at = state.before
+    at = state.before.host
     logits = target.forward_tree(window, at, tree)
     meter.clock.lap("target")
     p = sampler(logits, numbers.after)
     uniforms = numbers.of_nodes(ACCEPT), numbers.of_depths(RESAMPLE)
     verdict = drafter.verify(state.ops, p, draft, bind_features(rule, target, len(state.ids)), *uniforms)
     meter.clock.lap("rule")
-    target.settle(at, verdict.path)
+    target.settle(at, verdict.path.host)
     meter.clock.lap("target")
     drafter.observe(verdict, state)
     meter.clock.lap("drafter")

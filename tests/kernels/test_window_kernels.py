@@ -18,9 +18,9 @@ from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.token_init import RandomToken, TokenInit, repeat_left, repeat_up
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.coupling import couple_by_noise, couple_maximally
-from mmspec.sampling.mirrored import on_device, upload
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, CounterRNG, WindowRNG
+from mmspec.sampling.transfers import on_device, upload
 
 pytest.importorskip("triton")
 

@@ -14,10 +14,10 @@ from mmspec.decoding.rows import select_rows
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import mirrored
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.transfers import mirrored
 
 CPU = torch.device("cpu")
 SETTINGS = [
