@@ -87,10 +87,16 @@ class HistoryTarget(ABC):
         start, width = Numbers(at).uploaded(self.device), tokens.shape[1]
         if self._by_kernels:
             must = self._after(tokens, start, width)
-            return self._forced(self._inner.forward(tokens, at, early_exit), must, start)
+            return self._forced(self._inner_logits(tokens, start, early_exit), must, start)
         self._history.write(tokens, start)
-        logits = self._inner.forward(tokens, at, early_exit)
+        logits = self._inner_logits(tokens, start, early_exit)
         return self._processed(logits, start.window(1, width, self.device))
+
+    def _inner_logits(self, tokens: Tensor, at: Numbers, early_exit: EarlyExit | None) -> Logits:
+        """The logits of the model, which reads positions that are on the device already where its calls are captured."""
+        inner = self._inner
+        found = inner.forward_ahead(tokens, at, None, early_exit) if isinstance(inner, CUDAGraphTarget) else None
+        return inner.forward(tokens, at.host, early_exit) if found is None else found
 
     @property
     def reads_ahead(self) -> bool:

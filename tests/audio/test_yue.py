@@ -26,6 +26,7 @@ from mmspec.audio.outputs import AudioOutput
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.testing.adapters import check_windows
@@ -115,9 +116,9 @@ def test_probabilities_are_the_originals() -> None:
         for part, segment in zip(parts_of(adapter, SONGS[0]), SONGS[0]["segments"], strict=True):
             job = adapter.prepare_rows([part], parse("plain"), [params])
             sampler, count = job.layout.sampler(job.samplings, job.target.device), len(segment["probs"])
-            p = dense(sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64)))
+            p = dense(sampler(job.target.prefill(), Numbers(np.zeros((1, 1), dtype=np.int64))))
             window = job.target.forward(torch.tensor([segment["tokens"][: count - 1]]), np.zeros(1, dtype=np.int64))
-            p = torch.cat([p, dense(sampler(window, np.arange(1, count)[None]))], dim=1)[0]
+            p = torch.cat([p, dense(sampler(window, Numbers(np.arange(1, count)[None])))], dim=1)[0]
             q = torch.zeros_like(p)
             for each, recorded in zip(q, segment["probs"], strict=True):
                 for name, value in recorded.items():

@@ -19,7 +19,7 @@ from mmspec.decoding.graph_capture import GraphPool
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.recipes import parse
-from mmspec.sampling import mirrored
+from mmspec.sampling import transfers
 from mmspec.sampling.params import SamplingParams
 
 RECIPES = ["scd:window=6", "sjd:window=5,start=random", "scd:window=4,coupling=gumbel", "beta:window=5"]
@@ -60,7 +60,7 @@ def test_numbers_of_the_host_are_not_captured(monkeypatch: pytest.MonkeyPatch) -
     """A graph would copy the numbers of the time of its capture again and again."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        mirrored.page_locked(torch.zeros(3), torch.device("cuda"))
+        transfers.page_locked(torch.zeros(3), torch.device("cuda"))
 
 
 def test_later_graphs_take_over_the_memory_of_earlier_ones() -> None:

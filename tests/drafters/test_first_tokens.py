@@ -13,6 +13,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.drafters.init_drafter import InitDrafter
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft
@@ -51,7 +52,7 @@ def test_initial_drafts_have_what_is_forced(monkeypatch: pytest.MonkeyPatch) -> 
     def extend(
         self: InitDrafter, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG
     ) -> Draft:
-        made = real(self, state, draft, reused, draws)
+        made = real(self, state, draft, Numbers(reused), draws)
         at = state.length - 1
         for row, tokens in enumerate(made.tokens.tolist()):
             latest = int(state.at((at // 2 * 2)[:, None])[row, 0])

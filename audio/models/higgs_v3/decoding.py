@@ -110,7 +110,7 @@ class HiggsV3Target(HistoryTarget):
         positions = start.window(1, tokens.shape[1], self.device)
         may_end = positions.on(self.device) > self._codebooks
         self._history.write(torch.where(may_end, tokens[..., 0], -1)[..., None], start)
-        return self._processed(self._inner.forward(tokens, at, early_exit), positions)
+        return self._processed(self._inner_logits(tokens, start, early_exit), positions)
 
     def _rule(self) -> EndRule:
         codes = torch.full((self._codebooks, self._codebooks), -1, device=self.device)
