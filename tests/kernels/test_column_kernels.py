@@ -253,7 +253,7 @@ def test_recycled_codes_are_those_of_the_drafter(device: torch.device, monkeypat
     state._tokens[:, 0] = torch.randint(vocab + 2, (3, cells))
     state._lengths[:], state._limits[:] = 1, [LENGTH, 3, 1]
     draws = state.rng.window(state.positions(6), 0)
-    positions, limits = (torch.from_numpy(each).to(device) for each in (draws.positions, state.limits()))
+    positions, limits = (each.on(device) for each in (draws.positions, state.limits()))
     drafts, p = torch.randint(vocab + 2, (3, 5, cells)), torch.rand(3, 6, cells, vocab)
     recycle = ColumnRecycle(3, cells, vocab, torch.device("cpu"))
     before = recycle.table.clone()

@@ -96,7 +96,7 @@ def test_drafts_and_tables_are_those_of_the_drafter(
         p /= p.sum(-1, keepdim=True)
         drafts = torch.randint(3, (3, width - 1))
         drafter.observe(Verdict(drafts, Numbers(np.zeros(3, dtype=np.int64)), p, Draft(drafts, p)), state, draws)
-        positions, limits = (torch.from_numpy(each).to(device) for each in (draws.positions, state.limits()))
+        positions, limits = (each.on(device) for each in (draws.positions, state.limits()))
         wide = torch.cat([drafts, drafts], dim=1).to(device)[:, : width - 1]  # not contiguous
         again = stand.Stored(*(one.clone() for one in ours))
         stats = softmax_stats.stats_of_probs(p.to(device))
@@ -112,7 +112,7 @@ def test_drafts_and_tables_are_those_of_the_drafter(
     constraint = state.layout.constraint
     must = None if constraint is None else torch.from_numpy(constraint.forced.tokens).to(device)
     given: tuple[Any, ...] = (
-        storage, order, torch.from_numpy(draws.positions).to(device), draws[INIT].to(device), ours, line, vocab, must,
+        storage, order, torch.from_numpy(draws.positions.host).to(device), draws[INIT].to(device), ours, line, vocab, must,
     )  # fmt: skip
     found = stand.draft_stored(*given)
     assert torch.equal(found.window[:, 1:].cpu(), wanted.tokens) and 0 < sampled < wanted.tokens.numel()

@@ -156,9 +156,9 @@ def test_recycled_tokens_are_the_core_s(
         kept.update(Verdict(drafts, Numbers(np.zeros(3, dtype=np.int64)), p, Draft(drafts, p)), state, draws)
         ints = torch.zeros(3, width, 5, dtype=torch.int32)
         ints[..., softmax_stats.BEST] = p.argmax(-1)
-        storage, positions = state._tokens[[1, 2, 0]].to(device), torch.from_numpy(draws.positions).to(device)
+        storage, positions = state._tokens[[1, 2, 0]].to(device), torch.from_numpy(draws.positions.host).to(device)
         wide = torch.cat([drafts, drafts], dim=1).to(device)[:, : width - 1]  # not contiguous
-        given = storage, order, positions, torch.from_numpy(state.limits()).to(device), wide, ints.to(device)
+        given = storage, order, positions, torch.from_numpy(state.limits().host).to(device), wide, ints.to(device)
         again = table.clone()
         recycle.recycle(*given, table, line, VOCAB)
         with monkeypatch.context() as patch:

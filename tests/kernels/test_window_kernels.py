@@ -136,7 +136,7 @@ def test_drafts_are_those_of_the_drafter(
     table = init.best.to(device) if isinstance(init, NGramTable) else None
     rows = torch.tensor([2, 0, 1])
     given: tuple[Any, ...] = (
-        *(t.to(device) for t in (tokens[[1, 2, 0]], rows, torch.from_numpy(draws.positions), draws[INIT])),
+        *(t.to(device) for t in (tokens[[1, 2, 0]], rows, torch.from_numpy(draws.positions.host), draws[INIT])),
         code, line, VOCAB, table, must,
         token_init.Previous(*(t.to(device) for t in (previous, floats, ints, torch.from_numpy(accepted)))),
     )  # fmt: skip

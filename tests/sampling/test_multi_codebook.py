@@ -325,9 +325,9 @@ def forced_cells_counted(patch: pytest.MonkeyPatch) -> None:
     """The products include the probabilities of forced cells."""
     sampler, verify = ColumnSampler.__call__, mmspec.sampling.multi_codebook.verify_columns
 
-    def raw(self: ColumnSampler, logits: Logits, positions: np.ndarray) -> Probs:
+    def raw(self: ColumnSampler, logits: Logits, positions: Numbers) -> Probs:
         self.forced, kept = None, self.forced
-        p = sampler(self, logits, Numbers(positions))
+        p = sampler(self, logits, positions)
         self.forced = kept
         return p
 
