@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
+from threading import RLock
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -86,9 +87,15 @@ def operator(name: str, *, mutates_args: Iterable[str]) -> Callable[[Callable[P,
     return lambda function: Operator(name, function, mutates_args)
 
 
+# Triton's interpreter replaces functions of its language while a kernel runs: two threads must not be in it.
+_interpreting = RLock()
+
+
 def launchable(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which Triton launches on the tensor's device."""
     _note_compilations()
+    if tensor.device.type == "cpu":
+        return _interpreting
     if not tensor.is_cuda or torch.cuda.current_device() == tensor.device.index:
         return nullcontext()
     return torch.cuda.device(tensor.device)

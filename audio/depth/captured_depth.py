@@ -218,7 +218,7 @@ class CapturedDepth:
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         return self.forward_ahead(tokens, Numbers(at))
 
-    def forward_ahead(self, tokens: Tensor, at: Numbers, into: Tensor | None = None) -> Logits:
+    def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits:
         """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
         first, width = self._target.prompt_slots - self._start, tokens.shape[1]
         slot = int(at.host[0]) + first
@@ -226,7 +226,7 @@ class CapturedDepth:
             slots = self._slots(slot, width)
         else:
             slots = at.on(self.device)[:, None] + torch.arange(first, first + width, device=self.device)
-        return self._read(tokens, slots, into=into)
+        return self._read(tokens, slots)
 
     def select_rows(self, row_ids: list[int]) -> None:
         """See `mmspec.decoding.rows.MovesRows`."""
@@ -238,14 +238,13 @@ class CapturedDepth:
         """The slots from `first` on, int64 [B, count]."""
         return self._places[first : first + count].expand(len(self._rows), count)
 
-    def _read(self, tokens: Tensor | None, slots: Tensor, first: int = 0, into: Tensor | None = None) -> Logits:
+    def _read(self, tokens: Tensor | None, slots: Tensor, first: int = 0) -> Logits:
         """The logits [B, W - first, V] of a window.
 
         Args:
             tokens: int64 [B, W]; None if the slots are those of the prefill.
             slots: int64 [B, W].
             first: The first token of the window whose logits are needed.
-            into: See `mmspec.decoding.ahead.ReadsAhead`.
         """
         target, index, width = self._target, self._index, slots.shape[1]
         rows = target.rows * target.cfg_factor
@@ -265,8 +264,7 @@ class CapturedDepth:
                 self._graphs.tensors = target.tensors()
         found = out.unflatten(0, (-1, target.rows))[:, index, first:].flatten(0, 1)
         # The next call overwrites what this one returns.
-        found = into.copy_(found) if into is not None else found.clone() if isinstance(index, slice) else found
-        return split_cfg(found, target.cfg_factor == 2)
+        return split_cfg(found.clone() if isinstance(index, slice) else found, target.cfg_factor == 2)
 
 
 def sample_frame(

@@ -93,9 +93,9 @@ class HistoryTarget(ABC):
         return self._processed(logits, start.window(1, width, self.device))
 
     def _inner_logits(self, tokens: Tensor, at: Numbers, early_exit: EarlyExit | None) -> Logits:
-        """The logits of the model, which reads positions that are on the device already where its calls are captured."""
+        """The logits of the model, which reads positions that are on the device where its calls are captured."""
         inner = self._inner
-        found = inner.forward_ahead(tokens, at, None, early_exit) if isinstance(inner, CUDAGraphTarget) else None
+        found = inner.forward_ahead(tokens, at, early_exit) if isinstance(inner, CUDAGraphTarget) else None
         return inner.forward(tokens, at.host, early_exit) if found is None else found
 
     @property
@@ -103,14 +103,12 @@ class HistoryTarget(ABC):
         """See `mmspec.decoding.ahead.ReadsAhead`."""
         return self._by_kernels and reads_ahead(self._inner)
 
-    def forward_ahead(
-        self, tokens: Tensor, at: Numbers, into: Tensor | None = None, early_exit: EarlyExit | None = None
-    ) -> Logits | None:
-        """See `mmspec.decoding.ahead.ReadsAhead`; the logits are always new memory."""
+    def forward_ahead(self, tokens: Tensor, at: Numbers, early_exit: EarlyExit | None = None) -> Logits | None:
+        """See `mmspec.decoding.ahead.ReadsAhead`."""
         assert isinstance(self._inner, CUDAGraphTarget)
         at = at.uploaded(self.device)
         must = self._after(tokens, at, tokens.shape[1])
-        logits = self._inner.forward_ahead(tokens, at, None, early_exit)
+        logits = self._inner.forward_ahead(tokens, at, early_exit)
         return None if logits is None else self._forced(logits, must, at)
 
     @property

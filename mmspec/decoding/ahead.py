@@ -12,7 +12,7 @@ opened again from the numbers of the host. Tokens are the same in either way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Self, cast
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,15 +37,13 @@ class ReadsAhead(Protocol):
         """Whether it can do so now, unless the call fails."""
         ...
 
-    def forward_ahead(self, tokens: Tensor, at: Numbers, into: Tensor | None = None) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits | None:
         """As `mmspec.decoding.target.Target.forward`.
 
         Args:
             tokens: int64 [B, W], of the vocabulary even where the tokens before are not, as their distributions are
                 invalid.
             at: [B], the positions of the first tokens. Those on the device count; the host's are at least those.
-            into: Where the logits are put, [R, W, V], with guidance the unconditional rows after the others; None for
-                new memory.
 
         Returns:
             The logits, or None if the host's numbers are needed; the target is then as before.
@@ -59,14 +57,6 @@ class DraftsAhead(Protocol):
     @property
     def drafts_ahead(self) -> bool:
         """Whether it can do so in this decode. It then reads nothing of the target but its distributions."""
-        ...
-
-    @property
-    def replays(self) -> bool:
-        """Whether what `draft_ahead` launches can be captured: besides the draft, it leaves nothing of a window.
-
-        `observe` must then not read the distributions of the window's drafts: their logits may be overwritten already.
-        """
         ...
 
     def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
@@ -92,10 +82,6 @@ class PendingVerdict(Protocol):
         """The verdict without its counts on the host."""
         ...
 
-    def send(self) -> Self:
-        """Begins to copy the counts to the host."""
-        ...
-
     def read(self) -> Verdict:
         """The verdict; waits for its counts."""
         ...
@@ -107,10 +93,6 @@ class PendingTokens(Protocol):
     @property
     def tokens(self) -> Tensor:
         """The tokens on the device."""
-        ...
-
-    def send(self) -> Self:
-        """Begins to copy the tokens to the host."""
         ...
 
     def read(self) -> NDArray[np.int64]:
@@ -130,14 +112,6 @@ class SamplesAhead(Protocol):
         ...
 
 
-class FollowsWindows(Protocol):
-    """What launches all that lies between two calls of a model at once; see `mmspec.decoding.captured`."""
-
-    def take(self, ahead: Ahead, state: BatchState, meter: Meter) -> tuple[PendingVerdict, OpenedWindow | None]:
-        """The verdict of the open window, which is on its way; and the next window, or None if its call must wait."""
-        ...
-
-
 @dataclass(frozen=True)
 class OpenedWindow:
     """A window whose model call has been launched.
@@ -148,7 +122,6 @@ class OpenedWindow:
         draws: The random numbers.
         draft: The drafts.
         logits: The logits, [B, W, V].
-        captured: The graphs that have opened it, and can go on with it; None where it was opened without.
     """
 
     width: int
@@ -156,7 +129,6 @@ class OpenedWindow:
     draws: WindowRNG
     draft: Draft
     logits: Logits
-    captured: FollowsWindows | None = None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
-from mmspec.sampling.transfers import on_device, overwrite
+from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree, TreeNumbers
 
 
@@ -72,9 +71,7 @@ class BatchState:
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
         self._index = torch.arange(count, device=device)[:, None]
         self._window: OpenWindow | None = None
-        # Int64 [B], the number of tokens at which each row stays, on the host and on the device; see `limits`.
-        self._row_limits: Numbers | None = None
-        self._device_limits: Tensor | None = None
+        self._row_limits: Numbers | None = None  # see `limits`
         self._host: NDArray[np.int64] | None = None  # the tokens on the host, see `on_host`
 
     @property
@@ -167,12 +164,6 @@ class BatchState:
             accepted: int64 [B] on the device, the number of accepted drafts of each row.
             width: W', of the next window.
         """
-        return self.following(
-            split_numbers(self.write(tokens, accepted, width), len(self.ids), width), tokens.shape[1], width
-        )
-
-    def write(self, tokens: Tensor, accepted: Tensor, width: int) -> Tensor:
-        """The device's part of `follow`; see `mmspec.kernels.commit.begin_window` for what it returns."""
         # Imported here: Triton may be missing.
         from mmspec.kernels.commit import begin_window
 
@@ -180,49 +171,17 @@ class BatchState:
         assert opened is not None
         arrays = opened.positions, opened.iterations, self.limits()
         positions, iterations, limits = (array.on(self.device) for array in arrays)
-        return begin_window(*self.storage(), tokens, accepted, positions, iterations, limits, width)
-
-    def following(self, numbers: Sequence[Tensor], width: int, following: int) -> WindowRNG:
-        """Begins the window after the open one, whose numbers are on the device already; the host's part of `follow`.
-
-        Args:
-            numbers: What `write` returns, split by `split_numbers`.
-            width: W, of the open window.
-            following: W', of the next window.
-        """
-        assert self._window is not None
-        length = np.minimum(self.length + width, self.limits().host)
-        self._window = self._window.following(numbers, length, following)
+        numbers = begin_window(*self.storage(), tokens, accepted, positions, iterations, limits, width)
+        longest = np.minimum(self.length + tokens.shape[1], self.limits().host)
+        self._window = opened.following(split_numbers(numbers, len(self.ids), width), longest, width)
         return self._window.draws(self.rng)
 
-    def move(self) -> tuple[Tensor, WindowRNG]:
-        """Copies what the open window has on the device to memory of its own; returns that, and the random numbers."""
-        assert self._window is not None
-        numbers, self._window = self._window.moved(self.device)
-        return numbers, self._window.draws(self.rng)
-
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """A context after which the open window is the one before."""
-        opened = self._window
-        try:
-            yield
-        finally:
-            self._window = opened
-
     def limits(self) -> Numbers:
-        """The number of tokens at which each row stays, [B], with its copy on the device.
-
-        The copy keeps its place while the rows stay the same, for CUDA graphs that read it.
-        """
+        """The number of tokens at which each row stays, [B], with its copy on the device."""
         if self._row_limits is None:
             # A row that has ended stays where it is.
             limits = np.where(self.is_running, self._limits[self.ids], self.length)
-            if self._device_limits is None:
-                self._device_limits = on_device(limits, self.device)
-            else:
-                overwrite(self._device_limits, limits)
-            self._row_limits = Numbers(limits, self._device_limits)
+            self._row_limits = Numbers(limits, on_device(limits, self.device))
         return self._row_limits
 
     def own_slots(self, positions: Numbers) -> Tensor:
@@ -411,7 +370,7 @@ class BatchState:
 
     def after_move(self) -> None:
         """See `mmspec.decoding.rows.HoldsRows`. The tokens of rows that have been dropped stay in `result`."""
-        self._window = self._row_limits = self._device_limits = None
+        self._window = self._row_limits = None
 
     def before_join(self, other: BatchState, state: BatchState, other_state: BatchState) -> None:
         """See `mmspec.decoding.rows.HoldsRows`. Rows that join take the places of rows that have left the request.
@@ -453,7 +412,7 @@ class BatchState:
         fork._limits = np.minimum(self.length + count, self._limits[self.ids])
         fork._ended, fork._stops, fork._cuts = np.zeros(rows, dtype=bool), [None] * rows, [None] * rows
         fork.is_running = fork._lengths < fork._limits
-        fork._row_limits = fork._device_limits = fork._host = None
+        fork._row_limits = fork._host = None
         fork.rng = CounterRNG([int(own) ^ seed for own in self.rng.seeds], self.device)
         return fork
 

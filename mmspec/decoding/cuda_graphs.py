@@ -197,7 +197,7 @@ class CUDAGraphTarget:
         return Logits(logits.cond[live], None if logits.uncond is None else logits.uncond[live])
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        both = self._replay(tokens, Numbers(at), part=early_exit)
+        both = self._replay(tokens, Numbers(at), early_exit)
         if both is not None:
             return split_cfg(both, self._cfg_factor(early_exit) == 2)
         if early_exit is not None:
@@ -215,11 +215,9 @@ class CUDAGraphTarget:
         """Whether `forward_ahead` can read, unless a call cannot be captured."""
         return self._all_rows and self._graphs.works()
 
-    def forward_ahead(
-        self, tokens: Tensor, at: Numbers, into: Tensor | None = None, early_exit: EarlyExit | None = None
-    ) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: Numbers, early_exit: EarlyExit | None = None) -> Logits | None:
         """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
-        both = self._replay(tokens, at, into, early_exit)
+        both = self._replay(tokens, at, early_exit)
         return None if both is None else split_cfg(both, self._cfg_factor(early_exit) == 2)
 
     def forward_tree(
@@ -323,10 +321,8 @@ class CUDAGraphTarget:
         """2 if a call, or an early exit, also reads the unconditional rows, else 1."""
         return self._target.cfg_factor if early_exit is None or early_exit.guided else 1
 
-    def _replay(
-        self, tokens: Tensor, at: Numbers, into: Tensor | None = None, part: EarlyExit | None = None
-    ) -> Tensor | None:
-        """A copy of the logits of the running rows, in `into` if given; None if the call has to run eagerly."""
+    def _replay(self, tokens: Tensor, at: Numbers, part: EarlyExit | None) -> Tensor | None:
+        """A copy of the logits of the running rows; None if the call has to run eagerly."""
         target, count = self._target, tokens.shape[1]
         if not self._all_rows or not self._graphs.works(part) or count > MAX_WIDTH:
             return None
@@ -368,8 +364,6 @@ class CUDAGraphTarget:
         else:
             self._exit_features = features[:, :count], live
         found = logits[:, :count] if live is None else logits[live, :count]
-        if into is not None:
-            return into.copy_(found)
         return found.clone() if live is None else found
 
     def _reading(self, part: EarlyExit | None, width: int) -> Read:

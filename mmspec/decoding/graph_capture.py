@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -12,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from mmspec.environment.setup_work import record_setup
 
 _SYNCHRONIZES = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "item"}
 _INDEXES = {"index", "index_put", "index_put_", "_index_put_impl_"}
@@ -47,68 +43,3 @@ class RefusesSynchronization(TorchDispatchMode):
         if len({t.device.type for t in tensors if t.dim() or t.is_cuda}) > 1:
             raise RuntimeError(f"{name} copies between host and device")
         return out
-
-
-class GraphPool:
-    """The memory of graphs that are captured with `capture`.
-
-    CUDA frees a pool only when it runs out of memory, so that the pool of graphs that are not needed any more becomes
-    that of later ones.
-
-    Attributes:
-        handle: Of the pool, once a graph has been captured.
-        latest: The latest graph, with which the pool lives.
-    """
-
-    def __init__(self) -> None:
-        self.handle: Any = None
-        self.latest: torch.cuda.CUDAGraph | None = None
-
-    @classmethod
-    def of(cls, device: torch.device) -> GraphPool:
-        """A pool that is free."""
-        try:
-            return _spare[device].pop()
-        except IndexError:
-            return cls()
-
-    def release(self, device: torch.device) -> None:
-        """Leaves the pool to others; its graphs must not be replayed any more."""
-        if self.latest is not None:
-            _spare[device].append(self)
-
-
-_spare: defaultdict[torch.device, list[GraphPool]] = defaultdict(list)
-
-
-def can_capture(device: torch.device) -> bool:
-    """Whether `capture` can capture on a device."""
-    return device.type == "cuda"
-
-
-def capture(body: Callable[[], None], device: torch.device, pool: GraphPool) -> torch.cuda.CUDAGraph | None:
-    """Captures what a function launches on a device, which is not run; None if it cannot be captured.
-
-    Args:
-        body: The function. Whatever it compiles or prepares once is done already.
-        device: A CUDA device.
-        pool: The memory of the graph.
-    """
-    current, (_, capture_stream) = torch.cuda.current_stream(device), streams(device)
-    graph = torch.cuda.CUDAGraph()
-    # As `torch.cuda.graph`, which also waits for the device and frees what memory is unused: here a model decodes.
-    with capturing, torch.cuda.device(device), torch.cuda.stream(current):
-        pool.handle = pool.handle or torch.cuda.graph_pool_handle()
-        capture_stream.wait_stream(current)
-        try:
-            with torch.cuda.stream(capture_stream):
-                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-                try:
-                    body()
-                finally:
-                    graph.capture_end()
-        except RuntimeError:  # raised by torch and CUDA for what synchronizes, and by `page_locked`
-            return None
-    pool.latest = graph
-    record_setup()
-    return graph

@@ -18,16 +18,13 @@ from torch import Tensor
 
 from mmspec.decoding.ahead import (
     Ahead,
-    FollowsWindows,
     OpenedWindow,
-    PendingVerdict,
     following_width,
     open_following,
     parts_ahead,
     read_window,
 )
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.captured import capture_windows
 from mmspec.decoding.drafter import Drafter, UploadsWithWindow
 from mmspec.decoding.rows import can_join, join_rows
 from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
@@ -43,10 +40,6 @@ from mmspec.sampling.sampler import Sampler
 
 # One window: draft, call the target, verify, commit.
 WindowStep = Callable[[Target, Any, Accept, Sampler, BatchState, int, Meter], None]
-
-# Windows that are launched kernel by kernel, which compiles their kernels, before those like them are captured.
-_ALIKE = 2
-_IDLE = 2e-4  # seconds; a host that waits longer for a window has time left, and a capture would gain nothing
 
 
 class RunningBatch:
@@ -101,8 +94,6 @@ class RunningBatch:
         self.first_tokens = 1
         self.complete_stats: Callable[[Stats], Stats] | None = None
         self._opened: OpenedWindow | None = None  # the next window, where its call was launched ahead
-        # Windows in a row that could have been captured, with the rows and the width of the latest one.
-        self._alike, self._like = 0, (state.ids, 0)
 
     @property
     def cache_bytes(self) -> int:
@@ -196,51 +187,19 @@ class RunningBatch:
             opened = open_window(self.target, self.drafter, state, width, meter)
         draft, draws = opened.draft, opened.draws
         following = following_width(state, opened.width, following)
-        captured = self._captured(ahead, opened) if following == opened.width else None
-        pending: PendingVerdict | None
-        if captured is not None:
-            pending, self._opened = captured.take(ahead, state, meter)
-        else:
-            p = self.sampler(opened.logits, draws.positions)
-            pending = ahead.sampler.verify_ahead(p, draft, rule, draws) if following else None
-            if pending is not None:
-                pending.send()
-                meter.clock.lap("rule")
-                self._opened = open_following(ahead, pending.verdict, state, draws, following, meter)
+        p = self.sampler(opened.logits, draws.positions)
+        pending = ahead.sampler.verify_ahead(p, draft, rule, draws) if following else None
         if pending is None:
             verdict = self.sampler.verify(p, draft, rule, draws)
             meter.clock.lap("rule")
             gained = _commit(verdict, draws, self.drafter, state, meter)
         else:
-            start = time.perf_counter()
+            meter.clock.lap("rule")
+            self._opened = open_following(ahead, pending.verdict, state, draws, following, meter)
             verdict = pending.read()
-            if captured is None:
-                self._note(opened.width, following, time.perf_counter() - start)
             self.drafter.observe(verdict, state, draws)
             gained = state.gain(verdict.tokens, verdict.accepted, verdict.on_host)
         meter.count(verdict, gained, state.ids)
-
-    def _note(self, width: int, following: int, waited: float) -> None:
-        """Counts windows that could have been captured with a gain.
-
-        Args:
-            width: Of the window.
-            following: Of the one after it.
-            waited: Seconds that the host has waited for the window.
-        """
-        ids, before = self._like
-        like = self._opened is not None and self.state.ids is ids and width == following == before and waited < _IDLE
-        self._alike, self._like = self._alike + 1 if like else 0, (self.state.ids, following)
-
-    def _captured(self, ahead: Ahead, opened: OpenedWindow) -> FollowsWindows | None:
-        """The graphs of what follows a window, captured now if windows like it have been; None to launch it."""
-        ids, width = self._like
-        if opened.captured is not None or self._alike < _ALIKE or self.state.ids is not ids or opened.width != width:
-            return opened.captured
-        found = capture_windows(ahead, self.sampler, self._rule, self.state, opened)
-        if found is None:
-            self._alike = 0
-        return found
 
     def _steps(self, count: int) -> bool:
         return decode_steps(self.target, self.sampler, self.state, count, self.meter, self._on_step, self.drafter)

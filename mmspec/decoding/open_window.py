@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling.numbers import Numbers, with_copies
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 
 RECENT = 2  # tokens before a window that a draft model may not have read, see `BatchState.recent`
@@ -67,12 +66,6 @@ class OpenWindow:
             self.iterations.host[:, :1] + 1 + spread,
         ]  # fmt: skip
         return OpenWindow(*map(Numbers, arrays, numbers))
-
-    def moved(self, device: torch.device) -> tuple[Tensor, OpenWindow]:
-        """The same window with memory of its own on the device; returns that memory, and the window."""
-        arrays = self.before, self.recent, self.positions, self.iterations
-        numbers = torch.cat([array.on(device).flatten() for array in arrays])
-        return numbers, OpenWindow(*with_copies([array.host for array in arrays], numbers))
 
 
 def split_numbers(numbers: Tensor, rows: int, width: int) -> list[Tensor]:

@@ -71,7 +71,7 @@ def decode_steps(
             tokens = sampler.sample(p, slot_draws)
             meter.clock.lap("rule")
         else:
-            tokens = pending.send().tokens
+            tokens = pending.tokens
             meter.clock.lap("rule")
             if n + 1 < count and state.remaining > 1:
                 # Rows that the token ends are read as if they went on, and what is read is not used.

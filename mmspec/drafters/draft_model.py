@@ -109,11 +109,6 @@ class ModelDrafter:
         """See `mmspec.decoding.ahead.DraftsAhead`; with more unread tokens the host has to know which ones."""
         return self._unread <= RECENT and reads_ahead(self._model)
 
-    @property
-    def replays(self) -> bool:
-        """See `mmspec.decoding.ahead.DraftsAhead`: the calls of the model are graphs themselves."""
-        return False
-
     def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
         if self._steps or not self.calls:

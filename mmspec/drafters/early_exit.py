@@ -81,10 +81,10 @@ class EarlyExitTarget:
         """See `mmspec.decoding.ahead.ReadsAhead`."""
         return not self._early_exit.recent and reads_ahead(self._target)
 
-    def forward_ahead(self, tokens: Tensor, at: Numbers, into: Tensor | None = None) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits | None:
         """See `mmspec.decoding.ahead.ReadsAhead`."""
         target: Any = self._target
-        found: Logits | None = target.forward_ahead(tokens, at, into, self._early_exit)
+        found: Logits | None = target.forward_ahead(tokens, at, self._early_exit)
         return found
 
     def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:

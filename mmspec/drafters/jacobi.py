@@ -140,13 +140,6 @@ class Jacobi:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
         return self._kernel is not None and (self._outer_layers is None or self._outer_layers.reads_ahead)
 
-    @property
-    def replays(self) -> bool:
-        """See `mmspec.decoding.ahead.DraftsAhead`."""
-        if self._outer_layers is not None:  # calls of the target, which are graphs themselves
-            return False
-        return isinstance(self._continuation, InitDrafter) and not self._continuation.learns
-
     def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
         if self._kernel is None:

@@ -21,7 +21,6 @@ from mmspec.kernels import k_seq as k_seq_kernel
 from mmspec.kernels import softmax_stats
 from mmspec.kernels.accept import verify_window
 from mmspec.kernels.fused_sampler import Settings
-from mmspec.kernels.rule import KernelRule
 from mmspec.kernels.softmax_stats import at, point_mass_stats
 from mmspec.kernels.tree import walk_tree
 from mmspec.sampling.acceptance import Accept
@@ -85,7 +84,7 @@ class KernelOps(TorchOps):
             return Verdict(self.sample(p, resample_u), Numbers(np.zeros(len(accept_u), dtype=np.int64)), p, draft)
         pending = self._launch(p, draft, rule, accept_u, resample_u)
         if pending is not None:
-            return pending.send().read()
+            return pending.read()
         return replace(super().verify(p, draft, rule, accept_u, resample_u), p=p, draft=draft)
 
     def verify_ahead(
@@ -105,7 +104,7 @@ class KernelOps(TorchOps):
         if chance is None:
             chance = F.pad(at(*p.stats[:, :-1].source(), x), (0, 1))
         verified = verify_window(p.stats, q, x, chance, p.sample(resample_u), accept_u, resample_u, known)
-        return PendingVerdict(verified, p, draft, known, rule is ratio)
+        return PendingVerdict(verified, p, draft, rule is ratio)
 
     def verify_columns(
         self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG, cells: ForcedCells | None
@@ -114,7 +113,7 @@ class KernelOps(TorchOps):
         p = lazy(p)
         pending = self._launch_columns(p, draft, rule, rng)
         if pending is not None:
-            return pending.send().read()
+            return pending.read()
         return replace(super().verify_columns(p, draft, rule, rng, cells), p=p, draft=draft)
 
     def verify_columns_ahead(self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
@@ -126,7 +125,7 @@ class KernelOps(TorchOps):
             return None
         numbers, q = column_numbers(rng, p.device), _cells(lazy(draft.q))
         verified = columns_kernel.verify_columns(_cells(p), q, draft.tokens, _table(p), numbers, MAX_SAMPLES)
-        return PendingVerdict(verified, p, draft, KernelRule(), True)
+        return PendingVerdict(verified, p, draft, True)
 
     def verify_tree(
         self, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor

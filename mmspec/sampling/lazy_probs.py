@@ -8,7 +8,6 @@ the kernels read the logits once. Here a distribution is therefore its logits an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +23,7 @@ from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import NotWritten, Probs
-from mmspec.sampling.rejection import INVALID, Draft
+from mmspec.sampling.rejection import INVALID
 
 
 class LazyProbs(NotWritten):
@@ -218,37 +217,6 @@ def join_logits(slots: Sequence[Probs], floats: Tensor, ints: Tensor) -> LazyPro
 @lru_cache(maxsize=16)
 def _numbers(count: int, step: int, device: torch.device) -> Tensor:
     return torch.arange(0, count * step, step, dtype=torch.int32, device=device)
-
-
-def copied_draft(draft: Draft, logits: Logits) -> Draft | None:
-    """A draft in memory of its own; None if it was not made by a kernel, or from logits of another shape.
-
-    Args:
-        draft: The draft.
-        logits: Where the logits of its distributions are put.
-    """
-    if draft.window is None or not isinstance(draft.q, LazyProbs):
-        return None
-    stats = draft.q.stats
-    for there, given in zip(logits, (stats.cond, stats.uncond), strict=True):
-        if (there is None) != (given is None):
-            return None
-        if there is not None and given is not None:
-            if there.shape != given.shape or there.dtype != given.dtype:
-                return None
-            there.copy_(given)
-    window, (cond, uncond) = draft.window.clone(), logits
-    own = replace(stats, cond=cond, uncond=uncond, floats=stats.floats.clone(), ints=stats.ints.clone())
-    return Draft(window[:, 1:], LazyProbs.known(own), window)
-
-
-def overwrite_draft(draft: Draft, new: Draft) -> None:
-    """Writes the tokens of a new draft, and their distributions except for the logits, to that of `copied_draft`."""
-    assert draft.window is not None and new.window is not None
-    assert isinstance(draft.q, LazyProbs) and isinstance(new.q, LazyProbs)
-    draft.window.copy_(new.window)
-    draft.q.stats.floats.copy_(new.q.stats.floats)
-    draft.q.stats.ints.copy_(new.q.stats.ints)
 
 
 def checked(p: LazyProbs, tokens: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Self
 
 import numpy as np
 import torch
@@ -25,27 +24,19 @@ from mmspec.sampling.transfers import Download
 class PendingVerdict:
     """The verdict of a window whose counts the host does not have yet.
 
-    Whether all distributions are valid is known with them; what samples from p before takes them to be valid. Where a
-    CUDA graph makes the verdict anew (`mmspec.decoding.captured`), it is sent and read anew.
+    Whether all distributions are valid is known with them; what samples from p before takes them to be valid.
 
     Attributes:
         verdict: The verdict; on the host, `accepted` is a lower bound of 0.
     """
 
-    def __init__(self, verified: Verified, p: LazyProbs, draft: Draft, rule: KernelRule, exact: bool) -> None:
-        self._exact, self._there, self._p = exact, verified.found, p
-        self._rule = rule  # a CUDA graph reads its tensors, which `_kernel_form` may forget
-        self._found: Download | None = None
+    def __init__(self, verified: Verified, p: LazyProbs, draft: Draft, exact: bool) -> None:
+        self._exact, self._p = exact, p
         p.is_valid = True
+        self._found = Download(verified.found)
         self._accepted = verified.accepted
         counts = Numbers(np.zeros(len(verified.accepted), dtype=np.int64), verified.accepted)
         self.verdict = Verdict(verified.tokens, counts, p, draft)
-
-    def send(self) -> Self:
-        """Begins to copy the counts to the host."""
-        self._p.is_valid, self._p._dense = True, None
-        self._found = Download(self._there)
-        return self
 
     def read(self) -> Verdict:
         """The verdict with its counts; waits for them.
@@ -53,7 +44,6 @@ class PendingVerdict:
         Raises:
             ModelError: If a row's next token or a draft has no distribution.
         """
-        assert self._found is not None, "send() comes first"
         known, found = self.verdict, self._found.wait()
         count, host = known.tokens[0].numel(), found.numpy()
         counts, invalid = Numbers(host[:, 0].astype(np.int64), self._accepted), host[:, 1]
@@ -76,12 +66,7 @@ class PendingTokens:
 
     def __init__(self, tokens: Tensor) -> None:
         self.tokens = tokens
-        self._found: Download | None = None
-
-    def send(self) -> Self:
-        """Begins to copy the tokens to the host."""
-        self._found = Download(self.tokens)
-        return self
+        self._found = Download(tokens)
 
     def read(self) -> NDArray[np.int64]:
         """The tokens on the host, int64 [B, W]; waits for them.
@@ -89,7 +74,6 @@ class PendingTokens:
         Raises:
             ModelError: If a token has no distribution.
         """
-        assert self._found is not None, "send() comes first"
         return sampled(self._found.wait().numpy())
 
 

@@ -27,13 +27,6 @@ def copied(host: Tensor, device: torch.device) -> Tensor:
     return locked.to(device, non_blocking=locked is not host)
 
 
-def overwrite(there: Tensor, array: NDArray[np.int64]) -> None:
-    """Copies an array of the host to a tensor of the same shape; asynchronous where `copied` is."""
-    host = torch.from_numpy(array)
-    locked = page_locked(host, there.device)
-    there.copy_(locked, non_blocking=locked is not host)
-
-
 def page_locked(host: Tensor, device: torch.device) -> Tensor:
     """A copy in page-locked memory, whose copies to a CUDA device are asynchronous; for other devices the tensor.
 

@@ -56,3 +56,10 @@ def test_copies_are_asynchronous_from_page_locked_memory_only(monkeypatch: pytes
     assert every_copy() == [False] * 4
     monkeypatch.setattr(transfers, "page_locked", lambda host, device: host.clone())
     assert every_copy() == [True] * 4
+
+
+def test_numbers_of_the_host_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph would copy the numbers of the time of its capture again and again."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        transfers.page_locked(torch.zeros(3), torch.device("cuda"))

@@ -14,8 +14,6 @@ from own_process import printed
 
 LAUNCHES, UPLOADS, WAITS = 12, 1, 1
 PLAIN_UPLOADS = 3  # of a single step: positions for the call, for constraints, and to append at where rows differ
-# A graph, the slots and tokens of the model's call, and its logits; with rows that have left, what selects the others.
-REPLAY_LAUNCHES, REPLAYED = 7, {"graph", "add", "copy_", "index_put_", "index", "_index_put_impl_"}
 HEADS = {  # launches at batch 1 and 64
     "medusa:window=4": (25, 26),
     "tree-medusa:branch=2/1": (17, 17),
@@ -34,7 +32,7 @@ DRAFT_MODELS = {  # waits
 }
 PER_DRAFTER_CALL = 7  # launches: what a captured call reads and gives, after rows have left, and the draft with its q
 # Cases that have tests of their own.
-OTHERS = ("after", "failing", "broken", "tree", "replayed", "launched", "stale", "misread", "misplaced")
+OTHERS = ("after", "failing", "broken", "tree", "misread", "misplaced")
 
 
 @pytest.fixture(scope="module")
@@ -129,26 +127,6 @@ def test_tokens_are_those_of_calls_that_wait_for_the_host(cases: dict[str, Any])
     assert misplaced != after, "a weak test: outer layers may read a window anywhere"
 
 
-def test_replayed_windows_are_those_that_are_launched(cases: dict[str, Any]) -> None:
-    """What lies between two calls, captured: the same tokens, calls, bounds and entropies; rows end, leave, and end."""
-    compared = [name.removesuffix(" replayed") for name in cases if name.endswith(" replayed")]
-    assert len(compared) == 5
-    for name in compared:
-        replayed, launched = cases[f"{name} replayed"], cases[f"{name} launched"]
-        assert replayed["tokens"] == launched["tokens"] and replayed["target_calls"] == launched["target_calls"], name
-        assert replayed["stats"] == launched["stats"], name
-        if "measured" in name:
-            continue
-        graphs = [one for one in replayed["windows"] if "graph" in one["names"]]
-        usual = [one for one in graphs if one["names"].keys() <= REPLAYED]
-        assert len(usual) >= 16 and len(graphs) - len(usual) <= 6, f"a weak test: {len(usual)} windows of {name}"
-        for one in usual:
-            assert one["launches"] <= REPLAY_LAUNCHES and one["idle"] == 0, (name, one)
-            assert one["uploads"] <= UPLOADS and one["waits"] <= WAITS, (name, one)
-    stale = cases["scd:window=6 stale"]
-    assert stale["tokens"] != cases["scd:window=6 launched"]["tokens"], "the graphs of a weak test need no drafts"
-
-
 def test_a_row_does_not_depend_on_its_batch(cases: dict[str, Any]) -> None:
     """Row 0 alone and among 64, which take different numbers of windows: positions of one window are not another's."""
     for name in {name.split(" ")[0] for name in cases if "B=64" in name}:
@@ -159,7 +137,5 @@ def test_a_row_does_not_depend_on_its_batch(cases: dict[str, Any]) -> None:
 def test_a_model_never_reads_a_token_of_an_invalid_distribution(cases: dict[str, Any]) -> None:
     """The call after NaN is launched before the host knows of it: a token -1 would be read outside of an embedding."""
     broken = [case for name, case in cases.items() if name.endswith("broken")]
-    assert len(broken) == 4 and all("NaN" in case["error"] for case in broken), broken
+    assert len(broken) == 3 and all("NaN" in case["error"] for case in broken), broken
     assert all(case["lowest"] == 0 for case in broken), broken
-    captured = [case for name, case in cases.items() if name.endswith("captured broken")]
-    assert len(captured) == 1 and all(case["graphs"] > 3 for case in captured), "a weak test: nothing was captured"

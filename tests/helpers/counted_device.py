@@ -226,7 +226,7 @@ class CountedDevice(TorchDispatchMode):
         return out
 
     def capture(self, body: Callable[[], None], *_: Any) -> RecordedGraph | None:
-        """In place of `mmspec.decoding.graph_capture.capture`; None if an operator cannot be captured."""
+        """Records a call, as a CUDA graph; None if an operator cannot be captured."""
         graph, was_on, was_busy = RecordedGraph(self), self.is_on, self._is_busy
         self._recorded, self.is_on = graph, False
         try:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ from mmspec.kernels import (
     tree,
 )
 from mmspec.kernels import residual as residual_kernel
-from mmspec.kernels.backend import choose
+from mmspec.kernels.backend import choose, launchable
 from mmspec.kernels.rule import KernelRule
 
 # NumPy's warnings in the interpreter about infinities and NaN, which a device computes silently.
@@ -776,6 +777,22 @@ def test_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ArgumentError, match="set TRITON_INTERPRET=1 as well"):
         choose("cpu")
+
+
+def test_one_thread_at_a_time_is_in_the_interpreter() -> None:
+    """Its program ids are those of the process: PEARL's draft model runs in a thread of its own."""
+    entered = Event()
+
+    def enter() -> None:
+        with launchable(torch.zeros(1)):
+            entered.set()
+
+    thread = Thread(target=enter)
+    with launchable(torch.zeros(1)), launchable(torch.zeros(1)):
+        thread.start()
+        assert not entered.wait(0.05)
+    thread.join()
+    assert entered.is_set()
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ def test_drafts_and_tables_are_those_of_the_drafter(
     constraint = state.layout.constraint
     must = None if constraint is None else torch.from_numpy(constraint.forced.tokens).to(device)
     given: tuple[Any, ...] = (
-        storage, order, torch.from_numpy(draws.positions.host).to(device), draws[INIT].to(device), ours, line, vocab, must,
+        storage, order, draws.positions.on(device), draws[INIT].to(device), ours, line, vocab, must,
     )  # fmt: skip
     found = stand.draft_stored(*given)
     assert torch.equal(found.window[:, 1:].cpu(), wanted.tokens) and 0 < sampled < wanted.tokens.numel()
