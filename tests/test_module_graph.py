@@ -120,7 +120,7 @@ def array_classes(modules: dict[str, Module]) -> list[str]:
             bases = {ast.unparse(base.value if isinstance(base, ast.Subscript) else base) for base in each.bases}
             own = {part.name for part in each.body if isinstance(part, ast.FunctionDef)}
             arrays = {base.rpartition(".")[2] for base in bases} & {"ndarray", "NDArray", "Tensor", "Parameter"}
-            if arrays or own & {"__array_finalize__", "__array_ufunc__", "__torch_function__", "__torch_dispatch__"}:
+            if arrays or own & {"__array_finalize__", "__array_ufunc__", "__torch_function__"}:
                 found.append(f"{name}.{each.name}")
     return found
 

@@ -108,7 +108,9 @@ def test_drafts_are_those_of_the_drafter(
     recycle = ColumnRecycle(3, cells, vocab, torch.device("cpu"))
     recycle.table.random_(vocab)
     init: Any = {"left": repeat_left, "random": RandomColumn(vocab), "recycle": recycle}[kind]
-    wanted = ColumnInitDrafter(init).extend(state, Draft(held, torch.zeros(3, m, cells, vocab)), reused, rng).tokens
+    wanted = (
+        ColumnInitDrafter(init).extend(state, Draft(held, torch.zeros(3, m, cells, vocab)), Numbers(reused), rng).tokens
+    )
     rows, code = torch.tensor([2, 0, 1]), ("left", "random", "recycle").index(kind)
     known = None if table is None else table.table(torch.device("cpu"))
     stored = recycle.table if kind == "recycle" else None

@@ -130,7 +130,7 @@ def test_drafts_are_those_of_the_drafter(
     for row, n in enumerate(reused):
         held[row, :n] = previous[row, accepted[row] + 1 :][:n]
     q = torch.zeros(3, m, VOCAB)
-    wanted = InitDrafter(init).extend(state, Draft(held, q), reused, draws).tokens
+    wanted = InitDrafter(init).extend(state, Draft(held, q), Numbers(reused), draws).tokens
     constraint = state.layout.constraint
     must = None if constraint is None else torch.from_numpy(constraint.forced.tokens).to(device)
     table = init.best.to(device) if isinstance(init, NGramTable) else None
