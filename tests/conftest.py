@@ -21,8 +21,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
-# Fixtures of the browser; options, fixtures and the summary of tests/fuzz.
-pytest_plugins = ["chromium", "fuzzing_plugin"]
+# Fixtures of the browser and of kernels; options, fixtures and the summary of tests/fuzz.
+pytest_plugins = ["chromium", "fuzzing_plugin", "kernel_device"]
 
 
 def pytest_configure() -> None:

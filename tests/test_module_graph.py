@@ -27,13 +27,7 @@ LAYERS = (
     ("mmspec.errors",),
     ("mmspec.limits",),
     ("mmspec.files",),
-    (
-        "mmspec.environment",
-        "mmspec.knobs",
-        "mmspec.hub",
-        "mmspec.arguments",
-        "mmspec.versions",
-    ),
+    ("mmspec.environment", "mmspec.knobs", "mmspec.hub", "mmspec.arguments", "mmspec.versions"),
     ("mmspec.pipeline",),
     ("mmspec.media",),
     ("mmspec.kernels",),
@@ -254,13 +248,9 @@ def test_a_package_that_gathers_its_modules_is_a_circle_only_when_they_import_it
 
 def test_arrows_that_do_not_lead_down_are_found() -> None:
     modules = made_up(
-        low="from mmspec.high import x",
-        mid__x="import mmspec.side",
-        mid__y="import mmspec.mid.x, mmspec.low",
-        side="",
-        high="import mmspec.mid.y",
-        mid="",
-    )
+        low="from mmspec.high import x", mid__x="import mmspec.side", mid__y="import mmspec.mid.x, mmspec.low", side="",
+        high="import mmspec.mid.y", mid="",
+    )  # fmt: skip
     graph = graph_of(modules)
     layers = [["mmspec.low"], ["mmspec.mid", "mmspec.side"], ["mmspec.high"]]
     assert upward(graph, layers) == [("mmspec.low", "mmspec.high"), ("mmspec.mid.x", "mmspec.side")]

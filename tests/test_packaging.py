@@ -19,12 +19,9 @@ import pytest
 from mmspec.versions import TESTED
 
 ROOTS = {
-    "mmspec": "mmspec",
-    "vision": "mmspec.vision",
-    "audio": "mmspec.audio",
-    "kernels": "mmspec.kernels",
+    "mmspec": "mmspec", "vision": "mmspec.vision", "audio": "mmspec.audio", "kernels": "mmspec.kernels",
     "metrics": "mmspec.metrics",
-}
+}  # fmt: skip
 DATA = {".json", ".safetensors", ".typed", ".html", ".css", ".js", ".yaml"}
 
 

@@ -105,11 +105,7 @@ PRIVATE: dict[str, Callable[[], bool]] = {
     ),
     "_pad_token_tensor": prepared_padding,
     "_prefix_allowed_tokens_fn": lambda: (
-        logits_process.PrefixConstrainedLogitsProcessor(
-            bool,
-            1,
-        )._prefix_allowed_tokens_fn
-        is bool
+        logits_process.PrefixConstrainedLogitsProcessor(bool, 1)._prefix_allowed_tokens_fn is bool
     ),
     "_prepare_generation_config": lambda: hasattr(GenerationMixin, "_prepare_generation_config"),
     # of PEFT, whose own tests need the extra of that name

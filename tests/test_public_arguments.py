@@ -29,21 +29,8 @@ from mmspec.vision.shapes.latent.model import load as load_latents
 
 PROMPT = "a red circle above a blue square"
 WRONG: list[Any] = [
-    3,
-    -1,
-    2.5,
-    math.nan,
-    math.inf,
-    "x",
-    b"x",
-    [],
-    {},
-    object(),
-    [3],
-    np.zeros(3),
-    torch.ones(2, 2),
-    True,
-]
+    3, -1, 2.5, math.nan, math.inf, "x", b"x", [], {}, object(), [3], np.zeros(3), torch.ones(2, 2), True,
+]  # fmt: skip
 NO_NUMBERS: list[Any] = [math.nan, math.inf, "x", b"x", [], {}, object(), np.zeros(3), -1, 10**400, Decimal("0.5")]
 NO_TEXTS: list[Any] = [3, 2.5, b"x", [], {}, object(), [3], ["a", None], np.zeros(3), torch.ones(2), {"a"}, None]
 
@@ -202,18 +189,8 @@ def test_dtypes() -> None:
         assert read_dtype(dtype) == meant
     allowed = "it is one of auto, float32, float16, bfloat16, float64"
     rest: list[Any] = [
-        "x",
-        3,
-        int,
-        [],
-        float,
-        torch.int64,
-        torch.bool,
-        torch.complex64,
-        torch.float8_e4m3fn,
-        "int8",
-        "",
-    ]
+        "x", 3, int, [], float, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn, "int8", "",
+    ]  # fmt: skip
     for wrong in rest:
         with pytest.raises(ArgumentError, match=allowed):
             read_dtype(wrong)

@@ -13,6 +13,7 @@ import typer
 
 from mmspec.cli.bench import bench_image, bench_speak
 from mmspec.cli.bench_kernels import bench_kernels
+from mmspec.cli.bench_predict import bench_predict
 from mmspec.cli.check import check
 from mmspec.cli.convert import convert
 from mmspec.cli.env import env
@@ -64,6 +65,7 @@ app.command("env")(env)
 bench.command("image")(bench_image)
 bench.command("speak")(bench_speak)
 bench.command("kernels")(bench_kernels)
+bench.command("predict")(bench_predict)
 
 
 def print_version(asked: bool) -> None:

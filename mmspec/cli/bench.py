@@ -98,7 +98,7 @@ def bench_image(
 
     texts = read_prompts(prompts, limit, BY_MODEL.get(model, BUILTIN))
     say_limit(limit, len(texts))
-    _set_threads(threads)
+    set_threads(threads)
     pipe = load_image_generator(model, device, drafter, dtype=dtype)
     score = attribute_score(model) if model in ("shapes", "scenes") else None
     overrides = SamplingOverrides(temperature, top_k, top_p, guidance_scale, min_p, typical_p)
@@ -143,7 +143,7 @@ def bench_speak(
 
     texts = read_prompts(prompts, limit, SPEECH)
     say_limit(limit, len(texts))
-    _set_threads(threads)
+    set_threads(threads)
     pipe = without_bars(load_audio_pipeline(model, device, dtype=dtype), drafter)
     score = word_accuracy() if model == "spoken" else None
     overrides = SamplingOverrides(temperature, top_k, top_p, None, min_p, typical_p)
@@ -169,7 +169,8 @@ def _plan(recipes: str, batch: str, output: Path | None, threads: int | None) ->
     return chosen, sizes
 
 
-def _set_threads(threads: int | None) -> None:
+def set_threads(threads: int | None) -> None:
+    """Sets the number of torch's threads; None leaves it."""
     import torch
 
     if threads is not None:

@@ -137,14 +137,9 @@ def test_the_third_stage_is_that_of_transformers(frames: int, voice: int | None,
     )[0].T
     with torch.inference_mode():
         found = generate_fine(
-            model.fine_acoustics,
-            coarse,
-            settings[2],
-            8,
-            0.0 if temperature == 1.0 else temperature,
-            5,
+            model.fine_acoustics, coarse, settings[2], 8, 0.0 if temperature == 1.0 else temperature, 5,
             None if history is None else history.T,
-        )
+        )  # fmt: skip
     assert torch.equal(found, own)
 
 

@@ -17,13 +17,9 @@ from tiny_chatterbox import Levels, chatterbox, multilingual, multilingual_token
 import mmspec
 from mmspec.audio.load import preferred_weights
 from mmspec.audio.models.codec_lm.chatterbox_multilingual import LANGUAGES, encoder
-from mmspec.audio.models.codec_lm.decoding import CodecLMSettings
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hub.files import needed_files
-from mmspec.sampling.logits_processors import RepetitionPenalty
-from mmspec.sampling.params import SamplingParams
-from mmspec.testing.adapters import check_windows
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "chatterbox_multilingual.json").read_text())
 LENGTH = 10
@@ -126,17 +122,6 @@ def test_probabilities_are_the_packages(folder: Path) -> None:
         settings = pipe.adapter.frontend.settings(replace(pipe.adapter.sampling, top_p=0.9))
         broken = type(settings)(settings.processors[1:], settings.sampling, settings.guidance)
         assert distance(pipe, case, broken) > 1e-3
-
-
-@pytest.mark.releases
-def test_windows_match_single_tokens(folder: Path) -> None:
-    pipe = load(folder, language="de")
-    settings = CodecLMSettings((RepetitionPenalty(1.2),), SamplingParams(), 1.5)
-
-    def make(rows: int, window: int) -> Target:
-        return target_of(pipe, "drei", rows, window, settings)
-
-    assert check_windows(make, LENGTH - 1, 4) < 1e-4
 
 
 def test_the_published_repository_has_both_models(folder: Path, tmp_path: Path) -> None:

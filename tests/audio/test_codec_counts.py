@@ -9,10 +9,7 @@ import pytest
 from own_process import printed
 
 # By codec and frames of a chunk: the graphs that it is cut into. Around each are three launches at most.
-GRAPHS = {
-    "mimi": {1: 1, 8: 1, 12: 5, 25: 4},
-    "dac": {1: 1, 8: 1, 12: 1, 25: 2},
-}
+GRAPHS = {"mimi": {1: 1, 8: 1, 12: 5, 25: 4}, "dac": {1: 1, 8: 1, 12: 1, 25: 2}}
 
 
 @pytest.fixture(scope="module")

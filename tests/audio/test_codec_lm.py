@@ -18,7 +18,7 @@ from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits_processors import RepetitionAware
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.adapters import check_samples, check_windows
+from mmspec.testing.adapters import check_samples
 
 SIZE = 16
 
@@ -71,24 +71,6 @@ def test_greedy_matches_the_loop_of_chatterbox(recipe: str) -> None:
     target = model.target(cond, uncond, 14, wanted.window, settings, before)
     found = run(target, wanted, Layout(14), [settings.sampling] * 3, range(3))
     assert torch.equal(found.tokens, torch.stack(own))
-
-
-@pytest.mark.releases
-@pytest.mark.parametrize("name", ["cosyvoice", "chatterbox"])
-def test_windows_match_single_tokens(name: str) -> None:
-    model = codec_lm(7, placed=name == "chatterbox")
-    repetition_aware = CodecLMSettings((RepetitionAware(0.8, 4, 3),), SamplingParams())
-    settings = repetition_aware if name == "cosyvoice" else chatterbox()
-
-    def make(batch_size: int, window: int) -> Any:
-        cond, uncond = (
-            prompts([3, 5, 4][:batch_size]),
-            prompts([4, 4, 4][:batch_size]) if name == "chatterbox" else None,
-        )
-        return model.target(cond, uncond, 10, window, settings)
-
-    # Logarithms of probabilities near 0, such as those of forbidden tokens, amplify rounding.
-    assert check_windows(make, 10) < 1e-3
 
 
 @pytest.mark.parametrize(

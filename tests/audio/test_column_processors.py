@@ -24,10 +24,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 
 pytest.importorskip("triton")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off"),
-]
+pytestmark = [pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")]
 
 ROWS, BOOKS, VOCAB, LENGTH = 3, 3, 12, 24
 PARAMS = SamplingParams(0.9, top_k=6, top_p=0.8)

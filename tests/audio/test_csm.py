@@ -13,13 +13,11 @@ from torch import Tensor
 import mmspec
 import mmspec.audio.depth.frame_batch
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.audio.depth.frame_rows import decode_frames
-from mmspec.audio.models.csm.decoding import CsmDepth, CsmFrames
+from mmspec.audio.models.csm.decoding import CsmFrames
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.adapters import check_windows
 from mmspec.testing.exactness import noise_floor
 
 
@@ -79,18 +77,6 @@ def test_target_calls_of_a_draft_of_known_quality() -> None:
     own = decode_frames(prompted[2], parse("plain"), spec, [0])
     assert torch.equal(made.frames, own.frames)
     assert made.stats.nfe == 4 * (1 + tiny.calls_with_corrupted(8, 4)) < own.stats.nfe == 4 * 9
-
-
-@pytest.mark.releases
-def test_windows_match_single_tokens() -> None:
-    decoder = tiny.csm(codebooks=8).depth_decoder
-    hidden = torch.randn(1, 24, generator=torch.Generator().manual_seed(0))
-
-    def make(batch_size: int, window: int) -> DepthTarget:
-        first = torch.full((batch_size, 1), 3)
-        return DepthTarget(CsmDepth(decoder), hidden.expand(batch_size, -1), first, 0, window)
-
-    assert check_windows(make, 7) < 1e-4
 
 
 def sample(model: Any, frames: int, recipe: str, batch_size: int) -> Tensor:

@@ -30,12 +30,9 @@ from mmspec.testing.exactness import compare_with_joint
 
 PROMPTS = torch.tensor([[0, 3, 4, 5], [6, 7, 12, 19]])
 RECIPES = [
-    "scd:window=4,start=up",
-    "recycle:window=4",
-    "draft:window=4",
-    "layer-skip:layers=1,window=3",
+    "scd:window=4,start=up", "recycle:window=4", "draft:window=4", "layer-skip:layers=1,window=3",
     "tree:branch=2/1,layers=1",
-]
+]  # fmt: skip
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "penalty": {"repetition_penalty": 1.6},

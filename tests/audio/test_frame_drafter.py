@@ -11,7 +11,6 @@ import tiny_speech as tiny
 import torch
 import torch.nn.functional as F
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
-from engine_rows import from_engine
 from frame_runs import decode_frame_windows
 from tiny_fish_codec import add_codec
 from tiny_fish_s2 import fish_s2
@@ -119,27 +118,6 @@ def test_codes_are_drafted_with_the_sampling_parameters_of_their_place(monkeypat
     greedy = [bool((q.max(-1).values > 1 - 1e-6).all()) for q in seen]
     assert any(greedy) and not all(greedy)
     assert greedy.count(False) <= len(greedy) // 3  # one code of four has a temperature
-
-
-def test_a_row_does_not_depend_on_its_batch_and_streams_are_calls() -> None:
-    pipe = pipeline()
-    pipe.adapter.heads["frame"] = random_head()
-    whole = pipe(list(TEXTS[:3]), recipe="frame:window=9", seed=5)
-    for i, text in enumerate(TEXTS[:3]):
-        alone = pipe(text, recipe="frame:window=9", seed=5 + i)
-        np.testing.assert_allclose(whole[i].audio, alone.audio, atol=1e-5)
-    chunks = list(pipe.stream(TEXTS[0], recipe="frame:window=9", seed=5, first=2, every=3))
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-4)
-
-
-def test_requests_of_an_engine_are_those_of_the_pipeline() -> None:
-    """Rows that join while others run, at other places of their frames."""
-    pipe = pipeline()
-    pipe.adapter.heads["frame"] = random_head()
-    results = from_engine(pipe, TEXTS[:4], 4, "frame:window=9")
-    for i, text in enumerate(TEXTS[:4]):
-        alone = pipe(text, seed=4 + i, recipe="frame:window=9")
-        np.testing.assert_allclose(results[text].audio, alone.audio, atol=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["kl", "lk"])

@@ -20,24 +20,16 @@ from mmspec.audio.load import read_codec
 from mmspec.errors import ModelError
 
 CONFIG: dict[str, Any] = {
-    "sampling_rate": 1200,
-    "n_code_groups": 2,
-    "n_codes": 16,
-    "upsample_rates": [4, 3],
-    "upsample_kernel_sizes": [8, 7],
-    "upsample_initial_channel": 16,
-    "resblock_kernel_sizes": [3, 5],
-}
+    "sampling_rate": 1200, "n_code_groups": 2, "n_codes": 16, "upsample_rates": [4, 3], "upsample_kernel_sizes": [8, 7],
+    "upsample_initial_channel": 16, "resblock_kernel_sizes": [3, 5],
+}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "1": {"resblock": "1", "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]]},
     "2": {"resblock": "2", "resblock_dilation_sizes": [[1, 3], [1, 3]]},
 }
 # By kind of residual block: a hash of names and shapes of the state without the encoder, and every 9th sample.
 PUBLISHED = {
-    "1": (
-        "bea0a2e1467130f6",
-        [-0.952723, -0.182778, -0.298698, -0.137713, -0.042741, -0.053593, -0.322373, -0.231657],
-    ),
+    "1": ("bea0a2e1467130f6", [-0.952723, -0.182778, -0.298698, -0.137713, -0.042741, -0.053593, -0.322373, -0.231657]),
     "2": ("e4ef1e8010b4a906", [0.018208, 0.658291, 0.643863, 0.65755, 0.700875, 0.711313, 0.647721, 0.65988]),
 }
 

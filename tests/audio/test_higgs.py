@@ -29,13 +29,8 @@ def message(role: str, text: str) -> dict[str, Any]:
 def documented(processor: Any, messages: list[dict[str, Any]]) -> Any:
     """The inputs that the documentation of transformers makes of a conversation."""
     return processor.apply_chat_template(
-        messages,
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        return_tensors="pt",
-        sampling_rate=24000,
-    )
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", sampling_rate=24000,
+    )  # fmt: skip
 
 
 def test_prompts_are_those_of_the_documented_call() -> None:
@@ -85,7 +80,7 @@ def test_a_voice_matches_the_models_own_generate() -> None:
         assert torch.equal(out[0].tokens[0][: len(own)], own)
 
 
-def test_a_row_does_not_depend_on_its_batch_nor_a_stream_on_its_chunks() -> None:
+def test_a_row_whose_repetition_is_limited_does_not_depend_on_its_batch() -> None:
     model = tiny_higgs.model(3)
     model.generation_config.ras_win_len, model.generation_config.ras_win_max_num_repeat = 4, 2
     pipe = mmspec.load(model, processor=tiny_higgs.processor(), config={"frames": 20})
@@ -95,8 +90,6 @@ def test_a_row_does_not_depend_on_its_batch_nor_a_stream_on_its_chunks() -> None
     assert torch.equal(again.tokens[0][: len(both[1].tokens[0])], both[1].tokens[0])
     codes = pipe.adapter.codes(again.tokens[0])
     assert codes.shape[0] == 3 and codes.max() < 16 and again.audio.shape == (1, 960 * codes.shape[1])
-    chunks = list(pipe.stream("loud", seed=8, first=1, every=3, **drawn))
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), again.audio, atol=1e-5)
     # Two parts, one after another with a longer prompt, with the repetition limit counting the latest columns.
     adapter = pipe.adapter
     (first,), (part,) = adapter.read("one", None).parts, adapter.read("two", None).parts
@@ -121,7 +114,5 @@ def test_errors() -> None:
         pipe("Say <|AUDIO_OUT|>.")
     with pytest.raises(ArgumentError, match="config has 'scenes', which Higgs does not have; it may have"):
         mmspec.load(model, processor=processor, config={"scenes": "x"})
-    with pytest.raises(ArgumentError, match="scene=3 is not allowed"):
-        mmspec.load(model, processor=processor, config={"scene": 3})
     with pytest.raises(ArgumentError, match="transcript of the reference audio is missing; Higgs Audio continues"):
         pipe.with_reference_audio(wave(), 24000)

@@ -11,23 +11,9 @@ import pytest
 import tiny_codecs
 import torch
 import torch.nn.functional as F
-from engine_rows import from_engine
 from frame_models import random_head
 from frame_runs import decode_frame_windows
-from tiny_kyutai import (
-    BOOKS,
-    CODES,
-    CONTROL,
-    VOICE,
-    Codec,
-    Words,
-    config,
-    kyutai,
-    prefix,
-    prefix_config,
-    voice,
-    write,
-)
+from tiny_kyutai import BOOKS, CODES, CONTROL, VOICE, Codec, Words, config, kyutai, prefix, prefix_config, voice, write
 from torch import Tensor
 
 import mmspec
@@ -36,7 +22,6 @@ from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.depth.frame_windows import FrameTarget
 from mmspec.audio.models.kyutai_tts import decoding
 from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, frame_spec
-from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
 from mmspec.audio.models.kyutai_tts.machine import LAST, Machine, State
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_config, read_model
 from mmspec.audio.models.kyutai_tts.prefix import Prefixes
@@ -51,7 +36,6 @@ from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.testing.adapters import check_windows
 from mmspec.testing.exactness import noise_floor
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "kyutai_tts.json").read_text())
@@ -436,66 +420,20 @@ def test_drafts_have_what_is_forced(
     assert calls() > aware and seen[1] > 0
 
 
-@pytest.mark.releases
-@pytest.mark.parametrize("guided", [False, True])
-def test_windows_match_single_codes(model: KyutaiTTS, public: Path, guided: bool) -> None:
-    model = read_model(public, "cpu", torch.float32) if guided else model
-    frames = prompted(model, GOLDEN["texts"] * 3, SamplingParams(guidance_scale=2.0 if guided else 1.0))
-    frames.start()
-    hidden = frames._target.features()[:, -1].view(2 if guided else 1, 9, -1)
-    given = np.full((9, BOOKS), -1)
-    given[::2, 3], given[1::2, 2] = CODES, 5
-
-    def make(rows: int, window: int) -> KyutaiDepth:
-        own = hidden[:, :rows].flatten(0, 1)
-        return KyutaiDepth(model, own, torch.arange(20, 20 + rows), given[:rows], 0, window)
-
-    assert check_windows(make, BOOKS, 2) < 1e-4
-
-
-@pytest.mark.releases
-@pytest.mark.parametrize("guided", [False, True])
-def test_windows_of_frames_match_single_tokens(model: KyutaiTTS, public: Path, guided: bool) -> None:
-    """Windows that begin anywhere in a frame and reach over two frames into the next."""
-    model = read_model(public, "cpu", torch.float32) if guided else model
-    sampling = SamplingParams(0.8, 5, guidance_scale=2.0 if guided else 1.0)
-
-    def make(rows: int, window: int) -> FrameTarget:
-        texts = (GOLDEN["texts"] * rows)[:rows]
-        return FrameTarget(prompted(model, texts, sampling, 4), frame_spec(model, STEPS, sampling), rows, window)
-
-    for window in (3, 11):
-        assert check_windows(make, 5 * (1 + BOOKS), window) < 1e-4
-
-
-def test_speech_streams_and_rows_of_an_engine(folder: Path) -> None:
+def test_speech_in_frames_inside_and_ahead(folder: Path) -> None:
     pipe = load(folder)
     texts = ["one two.", "Hello!", "it is late now and I must really go home"]
     whole = pipe(texts, seed=3)
-    alone = pipe(texts[1], seed=4)
-    np.testing.assert_allclose(alone.audio, whole[1].audio, atol=1e-5)
     frames = pipe.adapter.codes(whole[2].tokens[0])
     assert frames.shape[0] == BOOKS and 0 < frames.shape[1] <= 20 and int(frames.max()) < CODES
-    chunks = list(pipe.stream(texts[0], seed=3, first=2, every=3))
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
-    results = from_engine(pipe, texts, 3)
-    for i, text in enumerate(texts):
-        np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
     few = load(folder, codebooks=2)("one two.", seed=3)
     assert pipe.adapter.codes(whole[0].tokens[0]).shape[1] > 0 and few.tokens[0].shape[1] == 3
-
-
-def test_rows_of_an_engine_draft_frames_ahead(folder: Path) -> None:
-    """Rows join and leave, each with the words that it has read."""
-    pipe, texts = load(folder, ahead=2), ["one two.", "it is late now and I must really go home", "Hello!"]
-    found = from_engine(pipe, texts, 3, "scd")
     for i, text in enumerate(texts):
-        alone = pipe(text, recipe="scd", seed=3 + i)
-        assert alone.stats.tokens_per_call > 1 and torch.equal(found[text].tokens[0], alone.tokens[0])
+        assert load(folder, ahead=2)(text, recipe="scd", seed=3 + i).stats.tokens_per_call > 1
 
 
 def test_speech_with_the_voice_of_a_recording(public: Path) -> None:
-    """Audio without the voice, streams and rows of an engine alike."""
+    """Audio is without the voice."""
     voice = ReferenceCodes("", prefix(5).T)
     pipe = load(public, voice=voice, cfg=2.0)
     assert pipe.adapter.sampling.guidance_scale == 2
@@ -504,11 +442,6 @@ def test_speech_with_the_voice_of_a_recording(public: Path) -> None:
     frames = pipe.adapter.codes(whole[0].tokens[0])
     after = Codec().decode(torch.cat([prefix(5), frames], dim=1)[None])[0, :, 5 * Codec().hop :]
     np.testing.assert_allclose(whole[0].audio, after.numpy(), atol=1e-5)
-    chunks = list(pipe.stream(texts[0], seed=3, first=2, every=3))
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
-    results = from_engine(pipe, texts, 3)
-    for i, text in enumerate(texts):
-        np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
     assert len(pipe("one two.", guidance_scale=1.0, seed=3).tokens[0])
     mimi = Mimi(tiny_codecs.mimi(BOOKS, CODES))
     wave = np.sin(np.arange(6 * mimi.hop, dtype=np.float32))[None]
@@ -548,19 +481,6 @@ def test_the_published_layout(folder: Path) -> None:
 def test_errors(folder: Path) -> None:
     with pytest.raises(ArgumentError, match="Kyutai TTS needs Mimi in the layout of transformers"):
         mmspec.load(str(folder), processor=Words())
-    with pytest.raises(ArgumentError, match=r"config has 'voces', .*\(did you mean 'voice'\?\)"):
-        load(folder, voces="x")
-    for wrong in (
-        {"frames": 0},
-        {"cfg": "much"},
-        {"codebooks": 9},
-        {"voice": 3},
-        {"padding_between": -1},
-        {"cfg": 9},
-        {"cfg": 1.54},
-    ):
-        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
-            load(folder, **wrong)
     with pytest.raises(ArgumentError, match="a voice is missing"):
         load(folder, voice=None)("one")
     with pytest.raises(ArgumentError, match="reference audio is not possible for this model"):
@@ -578,15 +498,9 @@ def test_errors(folder: Path) -> None:
     with pytest.raises(ArgumentError, match="processor=.* is not allowed; it needs a method encode"):
         mmspec.load(str(folder), processor=object(), config={"codec": Codec()})
     wrong_configs: list[dict[str, Any]] = [
-        {"gating": "gelu"},
-        {"delays": [0, 1]},
-        {"dep_q": 2},
-        {"dim": 30},
-        {"conditioners": {}},
-        {"card": "x"},
-        {"max_period": 0},
-        {"tts_config": {"audio_delay": 1e9}},
-    ]
+        {"gating": "gelu"}, {"delays": [0, 1]}, {"dep_q": 2}, {"dim": 30}, {"conditioners": {}}, {"card": "x"},
+        {"max_period": 0}, {"tts_config": {"audio_delay": 1e9}},
+    ]  # fmt: skip
     for changed in wrong_configs:
         with pytest.raises(ModelError, match="model 'x' "):
             read_config(config(**changed), "model 'x'")

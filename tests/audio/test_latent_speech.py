@@ -24,12 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 IDS = torch.tensor([[3, 3, 5, 6, 7, 33], [4, 5, 8, 9, 10, 33]])
 PROMPT = {"input_ids": IDS, "attention_mask": (IDS != 3).long(), "frames_after_eos": torch.tensor([2, 1])}
 DRAFTED = [
-    "draft+smoothed:window=4,sigma=0.3",
-    "layer-skip+smoothed:layers=1,sigma=0.5",
-    "scd+smoothed:window=4,sigma=0.3",
-    "draft+cspd:window=3",
-    "few-steps+tolerance:distance=0.2",
-]
+    "draft+smoothed:window=4,sigma=0.3", "layer-skip+smoothed:layers=1,sigma=0.5", "scd+smoothed:window=4,sigma=0.3",
+    "draft+cspd:window=3", "few-steps+tolerance:distance=0.2",
+]  # fmt: skip
 
 
 def with_voice(family: str) -> dict[str, Any]:

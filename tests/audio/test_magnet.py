@@ -138,10 +138,7 @@ def test_refusals(folder: Path) -> None:
     ],
 )
 def test_other_settings_are_refused(folder: Path, tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    torch.save(
-        {"best_state": tiny.state(), "xp.cfg": tiny.SETTINGS.replace(*change)},
-        tmp_path / "state_dict.bin",
-    )
+    torch.save({"best_state": tiny.state(), "xp.cfg": tiny.SETTINGS.replace(*change)}, tmp_path / "state_dict.bin")
     with pytest.raises(ModelError, match=message):
         mmspec.load(str(tmp_path))
 

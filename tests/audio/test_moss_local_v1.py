@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_rows import from_engine
 from frame_models import frames_by, until
 from tiny_moss import CODES, Codec
 from tiny_moss_local_v1 import BOOKS, config, moss_local_v1
 from torch import Tensor
 
 import mmspec
-from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.moss_local_v1 import decoding
-from mmspec.audio.models.moss_local_v1.decoding import END, FRAME, LocalV1Depth, LocalV1Frames, frame_spec
+from mmspec.audio.models.moss_local_v1.decoding import END, FRAME, LocalV1Frames, frame_spec
 from mmspec.audio.models.moss_local_v1.model import MossLocalV1, read_config
 from mmspec.audio.models.moss_tts.message import MossPart
 from mmspec.audio.reference_audio import ReferenceCodes
@@ -28,17 +26,12 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.testing.adapters import check_windows
 from mmspec.testing.exactness import noise_floor
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "moss_local_v1.json").read_text())
 VOICE = ReferenceCodes("", torch.tensor([[1, 2, 3], [4, 5, 6], [7, 0, 1]]))
 TEXTS = ["one two three", "two", "three one"]
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"language": "French", "instruction": "Slowly.", "tokens": 12},
-    {"voice": VOICE},
-]
+OPTIONS: list[dict[str, Any]] = [{}, {"language": "French", "instruction": "Slowly.", "tokens": 12}, {"voice": VOICE}]
 PENALTY = GOLDEN["sampling"]["audio_repetition_penalty"]
 
 
@@ -168,32 +161,11 @@ def test_samples_follow_its_distribution(recipe: str, tmp_path: Path, monkeypatc
     assert distance() > 2 * limit
 
 
-@pytest.mark.releases
-def test_windows_match_single_codes(model: MossLocalV1, prompts: list[tuple[Tensor, Tensor]]) -> None:
-    frames = LocalV1Frames(model, prompts * 3, 4, SAMPLED, PENALTY)
-    frames.start()
-    hidden, seen = frames._target.features()[:, -1], frames._seen
-
-    def make(rows: int, window: int) -> DepthTarget:
-        first = torch.full((rows, 1), FRAME)
-        return decoding.PenalizedDepth(LocalV1Depth(model, BOOKS), hidden[:rows], first, 0, window, seen[:rows], 1.5)
-
-    assert check_windows(make, BOOKS, 2) < 1e-4
-
-
-def test_speech_streams_engines_and_fewer_codebooks(folder: Path) -> None:
+def test_speech_and_fewer_codebooks(folder: Path) -> None:
     pipe = load(folder, frames=5)
     whole = pipe(TEXTS, seed=3)
-    alone = pipe("two", seed=4)
-    np.testing.assert_allclose(alone.audio, whole[1].audio, atol=1e-5)
     frames = pipe.adapter.codes(whole[0].tokens[0])
     assert frames.shape[0] == BOOKS and frames.shape[1] <= 5 and int(frames.max()) < CODES
-    longest = max(range(3), key=lambda i: whole[i].audio.shape[-1])
-    chunks = list(pipe.stream(TEXTS[longest], seed=3 + longest, first=1, every=1))
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[longest].audio, atol=1e-5)
-    results = from_engine(pipe, TEXTS, 3)
-    for i, text in enumerate(TEXTS):
-        np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
     few = load(folder, codebooks=2, frames=5)
     tokens = few("one two three", seed=3).tokens[0]
     assert tokens.shape[1] == 3
@@ -214,9 +186,6 @@ def test_the_published_size() -> None:
 
 
 def test_errors(folder: Path) -> None:
-    for wrong in ({"repetition_penalty": 0.5}, {"codebooks": 0}, {"codebooks": 4}, {"frames": 0}):
-        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
-            load(folder, **wrong)
     with pytest.raises(ArgumentError, match=r"recipe 'frame' is not possible for the first MOSS-TTS-Local"):
         load(folder)("one", recipe="frame")
     for name, value in (("n_vq", 0), ("audio_end_token_id", 99), ("audio_pad_code", 3), ("language_config", None)):

@@ -287,12 +287,7 @@ def test_target_calls_of_a_draft_of_known_quality(name: str, window: int) -> Non
 
 
 def own_probs(
-    model: Any,
-    call: dict[str, Any],
-    columns: Tensor,
-    free: Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-    **settings: Any,
+    model: Any, call: dict[str, Any], columns: Tensor, free: Tensor, monkeypatch: pytest.MonkeyPatch, **settings: Any
 ) -> Tensor:
     """Probabilities float64 [S, N, K] of the cells of S sequences in the model's own `generate`.
 
@@ -390,12 +385,8 @@ def test_dia_samples_follow_the_target_distribution(monkeypatch: pytest.MonkeyPa
         }
         settings = {"guidance_scale": 2.0, "temperature": 1.3, "top_k": 5, "top_p": 0.95}
         return {
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            "max_new_tokens": length,
-            **settings,
-            **prompt,
-        }
+            "input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": length, **settings, **prompt,
+        }  # fmt: skip
 
     # Codes after the end of their codebook are overwritten; the first cell of the delayed codebook is given.
     begun = columns != begin

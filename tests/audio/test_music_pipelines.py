@@ -34,12 +34,9 @@ def test_musicgen_matches_its_own_generate(kind: dict[str, Any]) -> None:
     words = tokenizer()(texts, padding=True, return_tensors="pt")
     last = 4 // kind.get("channels", 1) - 1
     own = model.generate(
-        input_ids=words["input_ids"],
-        attention_mask=words["attention_mask"],
-        max_new_tokens=11 + last,
-        guidance_scale=3.0,
-        do_sample=False,
-    )
+        input_ids=words["input_ids"], attention_mask=words["attention_mask"], max_new_tokens=11 + last,
+        guidance_scale=3.0, do_sample=False,
+    )  # fmt: skip
     for recipe in ("plain", "scd:window=4", "draft:window=4"):
         outputs = pipe(texts, recipe=recipe, temperature=0, guidance_scale=3.0, seed=0)
         audio = np.stack([output["audio"] for output in outputs])
@@ -97,14 +94,9 @@ def test_dia_pipeline() -> None:
     # The prompt of `DiaProcessor` for a text without audio: 18 until a codebook begins, then 17.
     begun = torch.tensor([[18, 17, 17, 17], [18, 18, 18, 17], [18, 18, 18, 18]]).T[None]
     own = model.generate(
-        **words,
-        max_new_tokens=23,
-        guidance_scale=3.0,
-        top_k=5,
-        do_sample=False,
-        decoder_input_ids=begun.int(),
+        **words, max_new_tokens=23, guidance_scale=3.0, top_k=5, do_sample=False, decoder_input_ids=begun.int(),
         decoder_attention_mask=torch.ones(1, 4),
-    )
+    )  # fmt: skip
     wanted = undelay(own[:, 1:], [0, 2, 3])[0]
     wanted = wanted[: int((wanted[:, 0] >= 16).nonzero()[0])].T
     greedy = {"temperature": 0, "guidance_scale": 3.0, "top_k": 5, "seed": 0}
@@ -113,10 +105,6 @@ def test_dia_pipeline() -> None:
     assert torch.equal(codes, wanted) and one.audio.shape == (1, 8 * codes.shape[1])
     for recipe in ("plain", "draft:window=3"):
         assert torch.equal(pipe("slow quiet piano", recipe=recipe, **greedy).tokens[0], one.tokens[0])
-    drawn: dict[str, Any] = {"temperature": 1.3, "guidance_scale": 2.0, "recipe": "sjd:window=3", "seed": 7}
-    whole = pipe("loud drums", **drawn)
-    chunks = list(pipe.stream("loud drums", first=2, every=3, **drawn))
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole.audio, atol=1e-5)
     with pytest.raises(ArgumentError, match="seconds=3 is not possible: this model's text determines the duration"):
         pipe.with_duration(3)
 

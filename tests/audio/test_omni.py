@@ -13,13 +13,11 @@ from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerForConditionalGen
 from two_samples import chi_square
 
 import mmspec
-from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.audio.models.qwen3_omni import decoding
 from mmspec.audio.models.qwen3_omni.decoding import Qwen3OmniDepth, generate_ahead
 from mmspec.errors import ArgumentError
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.adapters import check_windows
 
 GREEDY: dict[str, Any] = {"thinker_max_new_tokens": 6, "thinker_eos_token_id": tiny.END, "thinker_do_sample": False}
 OURS: dict[str, Any] = {"talker_custom_generate": mmspec.generate, "talker_seed": 0}
@@ -102,18 +100,6 @@ def test_qwen3_samples_follow_its_own(how: dict[str, Any], monkeypatch: pytest.M
     monkeypatch.setattr(decoding, "TOP_P", 1.0)
     found, limit = compared(qwen3_samples(count, **how))
     assert found > 1.5 * limit
-
-
-@pytest.mark.releases
-def test_windows_match_single_tokens() -> None:
-    talker = tiny.qwen3().talker
-    hidden = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
-
-    def depth(batch_size: int, window: int) -> DepthTarget:
-        first = torch.full((batch_size, 1), 3)
-        return DepthTarget(Qwen3OmniDepth(talker), hidden.expand(batch_size, -1), first, 0, window)
-
-    assert check_windows(depth, 3, 2) < 1e-4
 
 
 def test_the_talker_of_the_published_size() -> None:

@@ -81,25 +81,18 @@ def test_samples_are_those_of_its_own_generate_with_mmspec() -> None:
     assert len(frames) > 5 and torch.equal(frames, spy.frames()[0].clamp(max=15))  # the codec has 16 codes
 
 
-def test_voices_seeds_streams_and_rows_of_an_engine() -> None:
+def test_voices() -> None:
     pipe = load(tiny.qwen3(3, codes=5, spread=0.3))
     assert pipe.adapter.voices == ("ethan", "aiden") and pipe.adapter.answers
-    whole = pipe(ASKED, seed=3)
-    np.testing.assert_allclose(pipe(ASKED[1], seed=4).audio, whole[1].audio, atol=1e-5)
     prompts = [pipe.read(ASKED[1], voice).parts[0].embeds for voice in pipe.adapter.voices]
     assert not torch.allclose(*prompts)
     with pytest.raises(ArgumentError, match="voice='ethan' is not possible for a prepared text"):
         pipe.read(pipe.read(ASKED[0], None), "ethan")
-    chunks = list(pipe.stream(ASKED[0], seed=3, first=2, every=3))
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
-    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
-    for i, text in enumerate(ASKED):
-        engine.add(pipe.read(text, None), request_id=text, seed=3 + i)
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    engine, results = mmspec.Engine(pipe), list[Any]()
+    engine.add(pipe.read(ASKED[0], None), seed=3)  # a text that has been read
     while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    for i, text in enumerate(ASKED):
-        np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
+        results += [output.result for output in engine.step() if output.finished]
+    np.testing.assert_allclose(results[0].audio, pipe(ASKED[0], seed=3).audio, atol=1e-5)
 
 
 def load_2_5(**options: Any) -> Any:
@@ -125,20 +118,6 @@ def test_qwen2_5_greedy_answers_are_those_of_its_own_generate(recipe: str) -> No
         lengths.add(len(codes))
         np.testing.assert_allclose(ours.audio[0], wave.numpy(), atol=1e-4)
     assert len(lengths) > 1
-
-
-def test_qwen2_5_seeds_streams_and_rows_of_an_engine() -> None:
-    pipe = load_2_5()
-    whole = pipe(ASKED, seed=3)
-    chunks = list(pipe.stream(ASKED[0], seed=3, first=2, every=3))
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
-    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
-    for i, text in enumerate(ASKED):
-        engine.add(text, request_id=text, seed=3 + i)
-    while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    for i, text in enumerate(ASKED):
-        np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
 
 
 def test_qwen2_5_samples_are_those_of_its_own_generate_with_mmspec() -> None:
@@ -221,22 +200,12 @@ def test_qwen2_5_speakers_of_another_form_are_refused(content: Any, message: str
 
 
 def test_qwen2_5_errors() -> None:
-    with pytest.raises(ArgumentError, match=r"config has 'frame', .*\(did you mean 'frames'\?\)"):
-        load_2_5(frame=3)
-    for wrong in ({"frames": 0}, {"answer_tokens": 1}, {"system": 3}, {"speaker": "unknown"}):
-        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
-            load_2_5(**wrong)
     with pytest.raises(ArgumentError, match="which has no draft model"):
         load_2_5()("3", recipe="draft")
 
 
 def test_errors() -> None:
     model = tiny.qwen3()
-    with pytest.raises(ArgumentError, match=r"config has 'frame', .*\(did you mean 'frames'\?\)"):
-        load(model, frame=3)
-    for wrong in ({"frames": 0}, {"ahead": 99}, {"answer_tokens": 1}, {"system": 3}):
-        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
-            load(model, **wrong)
     with pytest.raises(ArgumentError, match="processor is a object that writes no chat"):
         mmspec.load(model, processor=object())("3")
     with pytest.raises(ArgumentError, match="draft_model is not possible"):

@@ -40,7 +40,8 @@ import mmspec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.heartmula import model as heartmula
 from mmspec.audio.models.heartmula.model import FLAVORS, Flavor
-from mmspec.errors import MMSpecError
+from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.errors import ArgumentError, MMSpecError
 
 WRONG: list[Any] = [
     5, -1, 2.5, math.nan, None, True, "", "x", b"x", [], [1], {}, {"x": 1}, {1: 2}, object(), np.zeros(3),
@@ -147,6 +148,25 @@ CASES = {
 }
 
 
+# Values that are refused by name; those of `WRONG` may be allowed.
+REFUSED: dict[str, list[tuple[str, Any]]] = {
+    "fish": [("frames", 0), ("voice", "low"), ("ahead", -1), ("repetition_penalty", 0), ("residual", 0.5)],
+    "higgs-3": [("frames", 0), ("voice", "low")],
+    "moss": [("frames", 0), ("tokens", "many"), ("language", 3), ("voice", "low")],
+    "moss-local": [("frames", 0), ("tokens", "many"), ("language", 3), ("voice", "low"), ("ahead", 99)],
+    "moss-local-1": [("repetition_penalty", 0.5), ("codebooks", 0), ("codebooks", 4), ("frames", 0)],
+    "kyutai": [("frames", 0), ("cfg", "much"), ("cfg", 9), ("cfg", 1.54), ("codebooks", 9), ("voice", 3),
+               ("padding_between", -1)],
+    "heartmula": [("frames", 0), ("tags", 3)],
+    "qwen3-tts": [("frames", 0), ("ahead", 17), ("instruct", 3), ("non_streaming_mode", "no")],
+    "qwen3-omni": [("frames", 0), ("ahead", 99), ("answer_tokens", 1), ("system", 3)],
+    "qwen2.5-omni": [("frames", 0), ("answer_tokens", 1), ("system", 3), ("speaker", "unknown")],
+    "csm": [("ahead", -1), ("ahead", 17), ("ahead", "2")],
+    "higgs": [("scene", 3)],
+}  # fmt: skip
+CLONED = ("fish", "higgs-3", "moss", "moss-local")  # with codes of 3 codebooks as their voice
+
+
 def refused(name: str, value: Any, load: Callable[[], Any]) -> list[str]:
     """Why a call with a wrong value of an option is not refused as it should be; nothing if it is, or is allowed."""
     try:
@@ -163,6 +183,7 @@ def refused(name: str, value: Any, load: Callable[[], Any]) -> list[str]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", list(CASES))
 def test_wrong_values_are_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And options that a model does not have, and voices whose codes have another shape."""
     sizes = {name: Flavor(*own) for name, own in tiny_heartmula.SIZES.items()}
     monkeypatch.setattr(heartmula, "FLAVORS", {**FLAVORS, **sizes})
     own = CASES[case]
@@ -181,3 +202,12 @@ def test_wrong_values_are_refused(case: str, tmp_path: Path, monkeypatch: pytest
             if value is not None or name not in needed:
                 problems += refused(name, value, partial(load, {name: value}))
     assert not problems, "\n".join(problems)
+    for name, value in REFUSED.get(case, []):
+        with pytest.raises(ArgumentError, match=f"{name}=.* is not allowed"):
+            load({name: value})
+    unknown = r"config has 'frame', which (.* does not have|is not allowed here)"
+    with pytest.raises(ArgumentError, match=unknown + (".*'frames'" if "frames" in own.options else "")):
+        load({"frame": 3})
+    if case in CLONED:
+        with pytest.raises(ArgumentError, match=r"voice has codes of shape \[2\] .* must be integers \[frames, 3\]"):
+            load({"voice": ReferenceCodes("", torch.tensor([1, 2]))})

@@ -12,21 +12,19 @@ import pytest
 import tiny_codecs
 import tiny_outetts
 import torch
-from part_runs import decode_rows
+from part_runs import decode_rows, distance_of_probs
 
 import mmspec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.outetts import outetts_style, prompt_of, read_speaker, separator_of
 from mmspec.audio.models.flat.speech import FlatAdapter
-from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.adapters import check_windows
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "outetts.json").read_text())
-LENGTH, RECORDED = len(GOLDEN["greedy"][0]), len(GOLDEN["probs"][0])
+LENGTH = len(GOLDEN["greedy"][0])
 
 
 @pytest.fixture(scope="module")
@@ -77,26 +75,14 @@ def test_greedy_tokens_and_frames_are_the_packages(pipe: Any, recipe: str) -> No
         assert pipe.adapter.codes(row).tolist() == [[min(code, 1023) for code in book] for book in frames]
 
 
-@torch.inference_mode()
 def test_probabilities_are_the_packages(pipe: Any) -> None:
     """After the penalty of the latest 64 tokens, temperature, top-k, top-p and min-p, and twins without some of it."""
     own = pipe.adapter.sampling
     assert pipe._sampling(0.5, None, None, None) == replace(own, temperature=0.5) and own.min_p == 0.05
 
     def distance(sampling: SamplingParams = own) -> float:
-        found = 0.0
-        for row, part in enumerate(parts(pipe)):
-            job = pipe.adapter.prepare_rows([part], parse("plain"), [sampling])
-            sampler = job.layout.sampler([sampling], job.target.device)
-            p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
-            window = job.target.forward(torch.tensor([GOLDEN["greedy"][row][: RECORDED - 1]]), np.zeros(1, np.int64))
-            p = torch.cat([p, sampler(window, np.arange(1, RECORDED)[None])], dim=1)[0]
-            q = torch.zeros_like(p)
-            for each, recorded in zip(q, GOLDEN["probs"][row], strict=True):
-                for name, value in recorded.items():
-                    each[int(name)] = value
-            found = max(found, float((p - q).abs().max()))
-        return found
+        recorded = zip(parts(pipe), GOLDEN["greedy"], GOLDEN["probs"], strict=True)
+        return max(distance_of_probs(pipe.adapter, part, sampling, *row) for part, *row in recorded)
 
     assert distance() < 1e-5
     assert distance(replace(own, min_p=0.0)) > 1e-2
@@ -104,18 +90,6 @@ def test_probabilities_are_the_packages(pipe: Any) -> None:
     for processors in ((), (RepetitionPenalty(1.1, last=1),)):
         object.__setattr__(style, "processors", processors)
         assert distance() > 1e-2
-
-
-@pytest.mark.releases
-def test_windows_match_single_tokens(pipe: Any) -> None:
-    part = parts(pipe)[0]
-
-    def make(rows: int, window: int) -> Target:
-        recipe = parse(f"scd:window={window}")
-        found: Target = pipe.adapter.prepare_rows([part] * rows, recipe, [SamplingParams(0.0)] * rows).target
-        return found
-
-    assert check_windows(make, LENGTH - 1) < 1e-4
 
 
 def test_samples_follow_truncation_at_drafted_positions(pipe: Any) -> None:

@@ -34,10 +34,7 @@ from mmspec.sampling.params import SamplingParams
 
 @pytest.mark.parametrize(
     ("model", "tensors", "parameters"),
-    [
-        ("dia-1.6b-0626", "tensors", "parameters"),
-        ("bark-small", "tensors", "values"),
-    ],
+    [("dia-1.6b-0626", "tensors", "parameters"), ("bark-small", "tensors", "values")],
 )
 def test_the_class_at_its_published_size_has_the_tensors_of_the_checkpoint(
     model: str, tensors: str, parameters: str

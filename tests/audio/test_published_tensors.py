@@ -90,17 +90,11 @@ def with_tied_heads(config: Any) -> Shapes:
 QWEN3_TTS = on_meta(Qwen3TTS, read_qwen3_tts_config)
 # The folder of a model -> the names and shapes of its file, by its config.json.
 HASHED: dict[str, Callable[[Any], Shapes]] = {
-    "outetts-1.0-1b": causal,
-    "outetts-1.0-0.6b": causal,
-    "neutts-air": causal,
-    "neutts-nano": causal,
-    "qwen3-tts-12hz-0.6b-base": QWEN3_TTS,
-    "qwen3-tts-12hz-1.7b-base": QWEN3_TTS,
-    "qwen3-tts-12hz-1.7b-customvoice": QWEN3_TTS,
-    "qwen3-tts-12hz-1.7b-voicedesign": QWEN3_TTS,
-    "qwen3-tts-tokenizer-12hz": qwen3_tts_codec,
-    "fish-s2-pro": fish_s2,
-}
+    "outetts-1.0-1b": causal, "outetts-1.0-0.6b": causal, "neutts-air": causal, "neutts-nano": causal,
+    "qwen3-tts-12hz-0.6b-base": QWEN3_TTS, "qwen3-tts-12hz-1.7b-base": QWEN3_TTS,
+    "qwen3-tts-12hz-1.7b-customvoice": QWEN3_TTS, "qwen3-tts-12hz-1.7b-voicedesign": QWEN3_TTS,
+    "qwen3-tts-tokenizer-12hz": qwen3_tts_codec, "fish-s2-pro": fish_s2,
+}  # fmt: skip
 COUNTED: dict[str, Callable[[Any], Shapes]] = {
     "moss-tts": on_meta(moss.MossTTS, moss.read_config),
     "moss-tts-local-transformer": on_meta(moss_local_v1.MossLocalV1, moss_local_v1.read_config),

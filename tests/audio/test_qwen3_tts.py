@@ -9,10 +9,9 @@ from frame_runs import decode_frame_windows
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.depth.frame_windows import FrameTarget
-from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSDepth, Qwen3TTSFrames, frame_ends
+from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, frame_ends
 from mmspec.audio.models.qwen3_tts.prompt import Qwen3TTSPrompt, embed_prompt, spoken_text
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse
@@ -62,21 +61,6 @@ def test_recorded_rows_end_at_different_frames() -> None:
 def until_end(frames: Tensor) -> Tensor:
     ends = frame_ends(golden.model())(frames).nonzero()
     return frames[: int(ends[0])] if len(ends) else frames
-
-
-@pytest.mark.releases
-def test_windows_match_single_tokens() -> None:
-    """Windows of the depth; and of frames, which begin anywhere in a frame and reach over two frames into the next."""
-    model = golden.model()
-    hidden = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
-
-    def depth(batch_size: int, window: int) -> DepthTarget:
-        first = torch.full((batch_size, 1), 3)
-        return DepthTarget(Qwen3TTSDepth(model), hidden.expand(batch_size, -1), first, 0, window)
-
-    assert check_windows(depth, 3, 1) < 1e-4
-    for window in (3, 9):
-        assert check_windows(frames_of, 20, window) < 1e-4
 
 
 def frames_of(batch_size: int, window: int) -> FrameTarget:

@@ -113,14 +113,9 @@ def test_voice_of_dia_matches_its_own_generate() -> None:
     for k, d in enumerate(delays):
         columns[0, : d + 1, k], columns[0, d + 1 : d + 7, k] = 18, codes[:, k]
     own = model.generate(
-        **words,
-        max_new_tokens=20 + 3,
-        guidance_scale=3.0,
-        top_k=5,
-        do_sample=False,
-        decoder_input_ids=columns.int(),
+        **words, max_new_tokens=20 + 3, guidance_scale=3.0, top_k=5, do_sample=False, decoder_input_ids=columns.int(),
         decoder_attention_mask=torch.ones(1, 10),
-    )
+    )  # fmt: skip
     wanted = undelay(own[:, 7:], delays)[0]
     ends = (wanted[:, 0] >= 16).nonzero()
     wanted = wanted[: int(ends[0])].T if len(ends) else wanted.T

@@ -29,26 +29,13 @@ from mmspec.errors import ModelError
 from mmspec.sampling.params import SamplingParams
 
 CONFIG: dict[str, Any] = {
-    "sampling_rate": 1000,
-    "encoder_dim": 4,
-    "encoder_rates": [2, 3],
-    "decoder_dim": 16,
-    "decoder_rates": [3, 2],
-    "attn_window_size": None,
-    "codebook_size": 16,
-    "codebook_dim": 4,
-    "vq_strides": [4, 2, 1],
-}
+    "sampling_rate": 1000, "encoder_dim": 4, "encoder_rates": [2, 3], "decoder_dim": 16, "decoder_rates": [3, 2],
+    "attn_window_size": None, "codebook_size": 16, "codebook_dim": 4, "vq_strides": [4, 2, 1],
+}  # fmt: skip
 # By `noise` and `depthwise`: a hash of names and shapes of the state without the encoder, and every 20th sample.
 PUBLISHED = {
-    True: (
-        "a136ffa58c564e87",
-        [-0.569131, 0.767852, 0.973854, 0.983446, 0.824025, 0.771233, 0.646578, 0.375139],
-    ),
-    False: (
-        "f29e9b289211bcdd",
-        [-0.331107, 0.316376, 0.255215, 0.329412, 0.243615, 0.202466, 0.207629, 0.039318],
-    ),
+    True: ("a136ffa58c564e87", [-0.569131, 0.767852, 0.973854, 0.983446, 0.824025, 0.771233, 0.646578, 0.375139]),
+    False: ("f29e9b289211bcdd", [-0.331107, 0.316376, 0.255215, 0.329412, 0.243615, 0.202466, 0.207629, 0.039318]),
 }
 
 

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 import tiny_soprano
 import torch
+from part_runs import distance_of_probs
 from torch import Tensor
 
 import mmspec
 from mmspec.audio.codecs.soprano import read_soprano
 from mmspec.audio.models.flat.soprano import soprano_parts
-from mmspec.decoding.target import Target
 from mmspec.errors import ModelError, PromptError
 from mmspec.hub.files import needed_files
-from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.adapters import check_windows
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "soprano.json").read_text())
 TOKENS, EVERY = 14, 301
@@ -62,53 +60,21 @@ def test_greedy_tokens_and_audio_are_the_packages(pipe: Any, recipe: str) -> Non
         np.testing.assert_allclose(out.audio[0, ::EVERY], audio["samples"], atol=2e-5)
 
 
-def job_of(pipe: Any, text: int, rows: int, sampling: SamplingParams, window: int = 0) -> Any:
-    part = pipe.read(GOLDEN["texts"][text], None).parts[0]
-    return pipe.adapter.prepare_rows([part] * rows, parse("plain"), [sampling] * rows)
-
-
-@torch.inference_mode()
 def test_probabilities_are_the_packages(pipe: Any) -> None:
     """After the penalty, temperature, the top-k of transformers and top-p; the twin has no penalty."""
     own = GOLDEN["sampling"]
     sampling = SamplingParams(own["temperature"], 50, own["top_p"])
 
     def distance(text: int) -> float:
-        job, ids = job_of(pipe, text, 1, sampling), GOLDEN["sampled"][text]
-        sampler = job.layout.sampler([sampling], job.target.device)
-        p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
-        window = job.target.forward(torch.tensor([ids[:-1]]), np.zeros(1, dtype=np.int64))
-        p = torch.cat([p, sampler(window, np.arange(1, len(ids))[None])], dim=1)[0]
-        q = torch.zeros_like(p)
-        for row, recorded in zip(q, GOLDEN["probs"][text], strict=True):
-            for name, value in recorded.items():
-                row[int(name)] = value
-        return float((p - q).abs().max())
+        part = pipe.read(GOLDEN["texts"][text], None).parts[0]
+        return distance_of_probs(pipe.adapter, part, sampling, GOLDEN["sampled"][text], GOLDEN["probs"][text])
 
     assert max(distance(text) for text in range(3)) < 1e-5
     object.__setattr__(pipe.adapter.style, "processors", ())
     assert max(distance(text) for text in range(3)) > 1e-2
 
 
-@pytest.mark.releases
-def test_windows_match_single_tokens(pipe: Any) -> None:
-    part = pipe.read(GOLDEN["texts"][1], None).parts[0]
-
-    def make(rows: int, window: int) -> Target:
-        recipe = parse(f"scd:window={window}")
-        found: Target = pipe.adapter.prepare_rows([part] * rows, recipe, [pipe.adapter.sampling] * rows).target
-        return found
-
-    assert check_windows(make, TOKENS - 1) < 1e-4
-
-
-def test_streams_add_up(pipe: Any) -> None:
-    """In chunks of any size, with parts, and by the renderer of the server."""
-    whole = pipe(GOLDEN["texts"][0], seed=0)
-    for first, every in ((1, 1), (2, 5)):
-        chunks = list(pipe.stream(GOLDEN["texts"][0], seed=0, first=first, every=every))
-        assert len(chunks) > 2
-        np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole.audio, atol=2e-5)
+def test_a_part_of_one_token_has_no_sound(pipe: Any) -> None:
     short = pipe.adapter.part_codec(pipe.read("one", None).parts[0])
     assert short.decode(torch.tensor([[[5]]])).shape == (1, 1, 0)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_spark
 import torch
-from part_runs import decode_rows
+from part_runs import decode_rows, distance_of_probs
 
 import mmspec
 from mmspec.audio.codec import OverlapStream
@@ -82,25 +82,13 @@ def test_greedy_voices_are_the_packages(folder: Any, recipe: str) -> None:
         assert frames[1:, 0].tolist() == call["speaker"][:SPEAKER]
 
 
-@torch.inference_mode()
 def test_probabilities_are_the_packages(folder: Any) -> None:
     """The twin has no top-k, which the package's call names."""
     adapter = pipeline(folder, CALLS[0]).adapter
 
     def distance(params: SamplingParams) -> float:
-        found = 0.0
-        for part, call in zip(parts(folder), CALLS, strict=True):
-            job, count = adapter.prepare_rows([part], parse("plain"), [params]), len(call["probs"])
-            sampler = job.layout.sampler([params], job.target.device)
-            p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
-            window = job.target.forward(torch.tensor([call["tokens"][: count - 1]]), np.zeros(1, dtype=np.int64))
-            p = torch.cat([p, sampler(window, np.arange(1, count)[None])], dim=1)[0]
-            q = torch.zeros_like(p)
-            for each, recorded in zip(q, call["probs"], strict=True):
-                for name, value in recorded.items():
-                    each[int(name)] = value
-            found = max(found, float((p - q).abs().max()))
-        return found
+        rows = zip(parts(folder), CALLS, strict=True)
+        return max(distance_of_probs(adapter, part, params, call["tokens"], call["probs"]) for part, call in rows)
 
     assert adapter.sampling == SamplingParams(0.8, 50, 0.95)
     assert distance(adapter.sampling) < 1e-5

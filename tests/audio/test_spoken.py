@@ -42,7 +42,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import WindowRNG
-from mmspec.testing.adapters import check_windows, joint_probs
+from mmspec.testing.adapters import joint_probs
 from mmspec.testing.exactness import noise_floor
 
 TEXTS = ["turn on the light", "call extension four two", "good morning anna", "the code is B seven"]
@@ -113,13 +113,6 @@ def test_texts_are_split_into_sentences_and_long_sentences_too() -> None:
 def test_texts_that_the_voice_cannot_say_are_refused(pipe: SpeechPipeline, text: str, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         pipe(text)
-
-
-def test_logits_of_windows_equal_those_of_single_tokens() -> None:
-    def make(batch_size: int, window: int) -> SpokenTarget:
-        return SpokenTarget(tiny(codes=3), [FEATURES] * batch_size, 8, slack=window)
-
-    assert check_windows(make, 8) < 1e-5
 
 
 def total_variation(recipe_text: str, drafter: type[TextNGramDrafter] = TextNGramDrafter) -> tuple[float, float]:
@@ -212,14 +205,6 @@ def test_the_words_of_generated_speech_are_recognized(pipe: SpeechPipeline) -> N
         for output in outputs:
             assert 0.1 < np.abs(output.audio).max() < 1 and 0.01 < output.audio.std() < 0.3
     assert outputs.stats.tokens_per_call > 2
-
-
-def test_rows_do_not_depend_on_their_batch(pipe: SpeechPipeline) -> None:
-    batch = pipe(TEXTS[:2], recipe="table:window=5", seed=[3, 4])
-    alone = pipe(TEXTS[1], recipe="table:window=5", seed=4)
-    assert isinstance(batch, AudioOutputs) and isinstance(alone, AudioOutput)
-    assert torch.equal(batch[1]["tokens"][0][: len(alone["tokens"][0])], alone["tokens"][0])
-    assert alone["audio"].shape == (1, batch[1]["audio"].shape[1]) and alone["sampling_rate"] == SAMPLING_RATE
 
 
 def test_voices_are_listed_and_audio_is_saved(pipe: SpeechPipeline, tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny_speech
 import tiny_yue
 import torch
-from part_runs import decode_rows
+from part_runs import decode_rows, distance_of_probs
 
 import mmspec
 from mmspec.audio import sentencepiece_file
@@ -22,14 +21,9 @@ from mmspec.audio.models.flat import yue
 from mmspec.audio.models.flat.yue import YuEAdapter
 from mmspec.audio.models.flat.yue_prompt import CODES
 from mmspec.audio.models.flat.yue_tracks import SecondStage, Tracks
-from mmspec.audio.outputs import AudioOutput
-from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse
-from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.probs import dense
-from mmspec.testing.adapters import check_windows
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "yue.json").read_text())
 SONGS = GOLDEN["songs"]
@@ -107,24 +101,12 @@ def test_prompts_are_the_originals() -> None:
         assert f"the latest {adapter._room} ids" in note
 
 
-@torch.inference_mode()
 def test_probabilities_are_the_originals() -> None:
     """The penalty applies to guided log-probabilities; twins: to logits, and without guidance."""
 
     def distance(adapter: YuEAdapter, params: SamplingParams) -> float:
-        found = 0.0
-        for part, segment in zip(parts_of(adapter, SONGS[0]), SONGS[0]["segments"], strict=True):
-            job = adapter.prepare_rows([part], parse("plain"), [params])
-            sampler, count = job.layout.sampler(job.samplings, job.target.device), len(segment["probs"])
-            p = dense(sampler(job.target.prefill(), Numbers(np.zeros((1, 1), dtype=np.int64))))
-            window = job.target.forward(torch.tensor([segment["tokens"][: count - 1]]), np.zeros(1, dtype=np.int64))
-            p = torch.cat([p, dense(sampler(window, Numbers(np.arange(1, count)[None])))], dim=1)[0]
-            q = torch.zeros_like(p)
-            for each, recorded in zip(q, segment["probs"], strict=True):
-                for name, value in recorded.items():
-                    each[int(name)] = value
-            found = max(found, float((p - q).abs().max()))
-        return found
+        rows = zip(parts_of(adapter, SONGS[0]), SONGS[0]["segments"], strict=True)
+        return max(distance_of_probs(adapter, part, params, own["tokens"], own["probs"]) for part, own in rows)
 
     adapter = pipeline(SONGS[0]).adapter
     assert adapter.sampling == SamplingParams(1.0, 50, 0.93, guidance_scale=1.5)
@@ -133,19 +115,6 @@ def test_probabilities_are_the_originals() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yue, "log_probs_of", lambda head, ids: lambda hidden: head(hidden)[..., ids])
         assert distance(adapter, adapter.sampling) > 1e-3
-
-
-@pytest.mark.releases
-def test_windows_match_single_tokens() -> None:
-    adapter = pipeline(SONGS[0]).adapter
-    part = adapter.read(SONGS[0]["lyrics"], None).parts[0]
-
-    def make(rows: int, window: int) -> Target:
-        params = SamplingParams(0.0, guidance_scale=1.5)
-        found: Target = adapter.prepare_rows([part] * rows, parse(f"scd:window={window}"), [params] * rows).target
-        return found
-
-    assert check_windows(make, 20) < 1e-4
 
 
 def test_second_stage_completes_tracks_as_the_original() -> None:
@@ -162,6 +131,10 @@ def adapter_codes(song: dict[str, Any], segment: int) -> torch.Tensor:
     return pipeline(song).adapter.codes(torch.tensor(song["segments"][segment]["tokens"]))
 
 
+def test_a_row_that_ends_in_a_frame_has_the_frames_before() -> None:
+    assert pipeline(SONGS[0]).adapter.codes(torch.tensor([5, 6, 7, CODES, CODES])).tolist() == [[5], [6]]
+
+
 def test_tracks_are_decoded_and_mixed() -> None:
     class Thrice(SecondStage):
         def complete(self, track: torch.Tensor) -> torch.Tensor:
@@ -173,25 +146,6 @@ def test_tracks_are_decoded_and_mixed() -> None:
     assert torch.allclose(found[0, 0, ::2], track.clamp(max=0.99).sum(0).clamp(max=1)) and found.shape == (1, 1, 4)
     pipe = pipeline(SONGS[0], codec=TrackCodec(8), stage_2=model())
     assert isinstance(pipe.adapter.codec, Tracks) and pipe.adapter.codec.hop == 2
-
-
-def test_chunks_and_requests_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every segment continues those before it, also while streaming and in an engine."""
-    monkeypatch.setattr(yue, "LEAST", 6)
-    pipe = pipeline(SONGS[0], tokens=10)
-    lyrics = SONGS[0]["lyrics"]
-    whole = pipe(lyrics, seed=3, recipe="scd:window=8")
-    assert isinstance(whole, AudioOutput) and len(whole.tokens) == 3
-    chunks = list(pipe.stream(lyrics, seed=3, recipe="scd:window=8", first=2, every=2))
-    assert len(chunks) > 3
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole.audio)
-    engine, found = mmspec.Engine(pipe, "scd:window=8", max_rows=2), None
-    engine.add(lyrics, seed=3)
-    while engine.has_unfinished:
-        found = next((output.result for output in engine.step() if output.finished), None)
-    assert found is not None and all(torch.equal(a, b) for a, b in zip(found.tokens, whole.tokens, strict=True))
-    early = pipe.adapter.codes(torch.tensor([5, 6, 7, CODES, CODES]))
-    assert early.tolist() == [[5], [6]]
 
 
 def test_a_sentencepiece_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

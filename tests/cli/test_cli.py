@@ -326,11 +326,7 @@ def test_errors_quote_at_most_200_characters(pipe: Pipe, capsys: pytest.CaptureF
         assert (err.count("\n"), len(err) < 2000) == (1, True), err[:100]
 
 
-BROKEN_STREAMS = {
-    "stderr closed": ("2>&-", 2),
-    "stderr full": ("2>/dev/full", 2),
-    "both closed": (">&- 2>&-", 2),
-}
+BROKEN_STREAMS = {"stderr closed": ("2>&-", 2), "stderr full": ("2>/dev/full", 2), "both closed": (">&- 2>&-", 2)}
 
 
 @pytest.mark.parametrize(("redirection", "code"), BROKEN_STREAMS.values(), ids=BROKEN_STREAMS)

@@ -33,15 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     tokenizer = ShapesTokenizer(levels=(4, 4), channels=8, image_size=64)
     gpt = LlamaGenGPT(
-        vocab_size=16,
-        dim=32,
-        n_layer=1,
-        n_head=2,
-        model_type="t2i",
-        cls_token_num=CONDITION_SLOTS,
-        caption_dim=FEATURE_DIM,
-        grid_size=16,
-    )
+        vocab_size=16, dim=32, n_layer=1, n_head=2, model_type="t2i", cls_token_num=CONDITION_SLOTS,
+        caption_dim=FEATURE_DIM, grid_size=16,
+    )  # fmt: skip
     gpt.init_weights(std=0.2)
     folder = tmp_path_factory.mktemp("model")
     LlamaGenPipeline(gpt, tokenizer, ShapesTextEncoder(), guidance_scale=2.0).save_pretrained(folder)
@@ -50,13 +44,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mmspec(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mmspec", *arguments],
-        cwd=cwd,
-        env=ONE_THREAD,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "mmspec", *arguments], cwd=cwd, env=ONE_THREAD, capture_output=True, text=True,
         timeout=300,
-    )
+    )  # fmt: skip
 
 
 def test_images_are_generated_without_messages(model: Path, tmp_path: Path) -> None:

@@ -105,7 +105,9 @@ def test_progress_with_a_closed_stderr(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("command", ["generate", "eval", "bench image", "bench speak", "train-drafter", "train-judge"])
+@pytest.mark.parametrize(
+    "command", ["generate", "eval", "bench image", "bench speak", "bench predict", "train-drafter", "train-judge"]
+)
 def test_long_commands_take_log_every(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--log-every", "-1"]) == 2
     assert "'--log-every'" in capsys.readouterr().err

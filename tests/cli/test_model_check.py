@@ -108,14 +108,9 @@ QUICK = {"emu3", "flat", "llamagen", "vibevoice"}
 LATENTS = {"pocket", "vibevoice", "mar"}
 LATENT = ("layer-skip+smoothed:layers=1,sigma=0.3,window=4", "scd+smoothed:window=3,sigma=0.3")
 PROMPTS = {
-    "imagegpt": "",
-    "musicgen": "slow piano",
-    "dia": "slow piano",
-    "higgs": "loud drums",
-    "llamagen": "7",
-    "spoken": "hello",
-    "mar": "3",
-}
+    "imagegpt": "", "musicgen": "slow piano", "dia": "slow piano", "higgs": "loud drums", "llamagen": "7",
+    "spoken": "hello", "mar": "3",
+}  # fmt: skip
 
 
 # diffusers hands tensors to NumPy in its solver.

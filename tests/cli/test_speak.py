@@ -80,10 +80,7 @@ def test_lines_of_stdin_are_streamed(
         (["speak", "one", "--format", "wma"], "use one of wav, flac, ogg, opus, mp3"),
         (["speak", "one", "-o", "x.wav", "--format", "mp3"], "must end in .mp3"),
         (["speak", "one", "--sampling-rate", "7"], "--sampling-rate"),
-        (
-            ["speak", "one", "-o", "x.opus", "--sampling-rate", "44100"],
-            "to one of 8000, 12000, 16000, 24000, 48000",
-        ),
+        (["speak", "one", "-o", "x.opus", "--sampling-rate", "44100"], "to one of 8000, 12000, 16000, 24000, 48000"),
         (["speak", "one", "--config", "frames"], "it must be NAME=VALUE"),
         (["speak", "one", "--style", "llasa", "--config", "style=x"], "'style' is given twice"),
         (["speak", "one", "--style", "llasa"], "config was given, but 'spoken' does not take it"),
@@ -97,11 +94,7 @@ def test_lines_of_stdin_are_streamed(
     ],
 )
 def test_invalid_input_prints_one_line(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2

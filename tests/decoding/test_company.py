@@ -26,16 +26,9 @@ from mmspec.testing.toys import ToyHead
 from mmspec.ways_to_draft import RecipeInfo, ways_to_draft
 
 WORLDS: Mapping[str, World] = {
-    "image": Tokens(),
-    "stream": Tokens(width=None),
-    "guided": Tokens(guided=True),
-    "ended": Tokens(ends=True),
-    "bare": Tokens(bare=True),
-    "columns": columns,
-    "latents": latents,
-    "frames": Frames(0),
-    "frames ahead": Frames(3),
-}
+    "image": Tokens(), "stream": Tokens(width=None), "guided": Tokens(guided=True), "ended": Tokens(ends=True),
+    "bare": Tokens(bare=True), "columns": columns, "latents": latents, "frames": Frames(0), "frames ahead": Frames(3),
+}  # fmt: skip
 TOYS, FRAMES = ("image", "stream", "guided", "ended", "columns", "latents"), ("frames", "frames ahead")
 KINDS = {"columns": "columns", "latents": "latents"}  # the kind of token of a world; "tokens" of the others
 

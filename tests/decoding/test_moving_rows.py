@@ -115,11 +115,7 @@ def test_rows_along_other_axes_and_in_tuples_and_dicts() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        (
-            "plain",
-            range(3),
-            "plain is named in ROWS, and has 3 rows along axis 0 in a batch of 2; it must",
-        ),
+        ("plain", range(3), "plain is named in ROWS, and has 3 rows along axis 0 in a batch of 2; it must"),
         ("nothing", range(2), "Outer.nothing: NoneType cannot join Tensor; `before_join` makes both"),
         ("empty", range(2), "Outer.empty has no rows in one of two batches; `before_join` makes both"),
     ],

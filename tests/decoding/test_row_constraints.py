@@ -34,16 +34,9 @@ from mmspec.testing.limits import tv_limit
 from mmspec.testing.toys import ToyTarget
 
 EXACT = [
-    "plain",
-    "draft:window=3",
-    "table:window=3",
-    "recycle:window=3",
-    "tree-table:branch=2/1",
-    "sjd:window=3,start=left",
-    "sjd:window=4,start=random",
-    "scd:window=3,start=left",
-    "scd:window=5,coupling=gumbel,start=random",
-]
+    "plain", "draft:window=3", "table:window=3", "recycle:window=3", "tree-table:branch=2/1", "sjd:window=3,start=left",
+    "sjd:window=4,start=random", "scd:window=3,start=left", "scd:window=5,coupling=gumbel,start=random",
+]  # fmt: skip
 V, N, COUNT = 5, 5, 20_000
 CODE, LINE, END, CODE_OR_END = range(4)  # codes are 0 to 2, 3 ends a line and 4 the row
 ALLOWED = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1], [1, 1, 1, 0, 1]]).bool()

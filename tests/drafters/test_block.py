@@ -166,13 +166,9 @@ def test_a_head_of_several_layers_needs_a_target_with_layers(monkeypatch: pytest
     head = BlockHead(3, 16, 24, 2, layer_ids=(1, 2))
     with pytest.raises(ArgumentError, match=r"the drafter reads layers \[1, 2\], and ToyTarget provides"):
         run(
-            ToyTarget(1, 3, 4, 0),
-            parse("block"),
-            Layout(4),
-            [SamplingParams()],
-            [0],
+            ToyTarget(1, 3, 4, 0), parse("block"), Layout(4), [SamplingParams()], [0],
             DraftResources(heads={"block": head}),
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

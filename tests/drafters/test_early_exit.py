@@ -16,7 +16,6 @@ from hf_image_cases import CASES, GUIDANCE, arguments, job_of, ours
 from torch import Tensor, nn
 
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.rows import select_rows
 from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, Target
 from mmspec.drafters.early_exit import EarlyExitTarget
@@ -28,7 +27,6 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.tree import Tree
 from mmspec.testing.adapters import check_samples
-from mmspec.testing.toys import ToyTarget
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
 N = 16
@@ -112,12 +110,9 @@ def test_models_of_transformers(name: str, guided: bool) -> None:
 
 
 RECIPES = [
-    "layer-skip:layers=1,window=4",
-    "layer-skip:layers=1,window=3,guidance=2",
-    "tree:layers=1,branch=2/1",
-    "tree-sampled:layers=1,window=6",
-    "scd:window=6,start=model,layers=1",
-]
+    "layer-skip:layers=1,window=4", "layer-skip:layers=1,window=3,guidance=2", "tree:layers=1,branch=2/1",
+    "tree-sampled:layers=1,window=6", "scd:window=6,start=model,layers=1",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -156,8 +151,6 @@ def test_targets_without_early_exit_are_refused() -> None:
 
     with pytest.raises(ArgumentError, match="Whole has no early exit; use a draft model"):
         EarlyExitTarget(Whole(), EarlyExit(1, guided=False))
-    with pytest.raises(ArgumentError, match="layers=4 is not allowed; this model has 4, so take fewer"):
-        run(ToyTarget(1, 3, 3, 0), parse("layer-skip:layers=4"), Layout(3), [SamplingParams()], [0], DraftResources())
     hooked = CASES["emu3"].model().model.text_model
     assert count_layers(hooked) > 0
     hooked.forward = lambda x: x  # as accelerate replaces it

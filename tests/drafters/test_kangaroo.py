@@ -16,7 +16,6 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
-from mmspec.errors import ArgumentError
 from mmspec.methods.kangaroo.drafter import KangarooRunner
 from mmspec.methods.kangaroo.head import ExitAdapter
 from mmspec.recipes import parse
@@ -25,7 +24,6 @@ from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.testing.toys import FEATURES, ToyTarget
 
 N, SETTING = 9, SamplingParams(guidance_scale=1.5)
 
@@ -70,12 +68,3 @@ def test_an_adapter_reads_the_same_in_decoding_as_in_training(
             predicted = split_cfg(target.head(adapter(target.exit_features())[:, -1:]), True)
             expected = sampler(predicted, Numbers(np.full((2, 1), len(tokens))))
             torch.testing.assert_close(expected[row], q[row], atol=1e-4, rtol=1e-3)
-
-
-def test_refusals() -> None:
-    settings, toy = [SamplingParams()], ToyTarget(1, 3, 3, 0)
-    with pytest.raises(ArgumentError, match="train one with `mmspec train-drafter --kind kangaroo`"):
-        run(toy, parse("kangaroo"), Layout(3), settings, [0], DraftResources())
-    deep = DraftResources(heads={"kangaroo": ExitAdapter(3, FEATURES, 24, 2, 4)})
-    with pytest.raises(ArgumentError, match="layers=4 is not allowed; this model has 4, so take fewer"):
-        run(toy, parse("kangaroo"), Layout(3), settings, [0], deep)

@@ -16,7 +16,6 @@ from torch import Tensor
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, reuses_updates
-from mmspec.errors import ArgumentError
 from mmspec.hf.decoder_layers import DecoderLayers
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
@@ -113,16 +112,3 @@ def test_each_pass_is_counted() -> None:
         ).stats.draft_calls
 
     assert 0 < calls(1) < calls(3)
-
-
-def test_refusals() -> None:
-    settings, toy = [SamplingParams()], ToyTarget(1, 3, 3, 0)
-
-    def refuse(recipe: str, message: str) -> None:
-        with pytest.raises(ArgumentError, match=message):
-            run(toy, parse(recipe), Layout(3), settings, [0], DraftResources())
-
-    for layers in (1, 4, 9):
-        refuse(f"scd:refresh=outer,layers={layers}", f"layers={layers} is not allowed with refresh=outer; it must be 2")
-    toy.can_reuse_updates = False
-    refuse("scd:refresh=outer", "refresh=outer is not possible here: ToyTarget cannot reuse what its layers have added")

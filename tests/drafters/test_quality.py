@@ -48,11 +48,7 @@ def decode(recipe: str, length: int, target: type[ToyTarget] = ToyTarget) -> Sta
     resources = DraftResources(
         draft_model=lambda: target(ROWS, V, length, 5),
         draft_sampling=[SamplingParams()] * ROWS,
-        heads={
-            "medusa": MedusaHeads(V, FEATURES, 6),
-            "eagle": copying_head(),
-            "prompt": PromptTokens(V, FEATURES, 3),
-        },
+        heads={"medusa": MedusaHeads(V, FEATURES, 6), "eagle": copying_head(), "prompt": PromptTokens(V, FEATURES, 3)},
     )
     settings = [SamplingParams()] * ROWS
     return run(target(ROWS, V, length, 5), parse(recipe), Layout(length), settings, range(ROWS), resources).stats

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ModelError
 from mmspec.heads.checkpoint import load_head
 from mmspec.methods.retrieval.drafter import RetrievalDrafter
 from mmspec.methods.retrieval.head import DEPTH, ContextIndex, Datastore, neighbor_distances
@@ -95,15 +95,6 @@ def test_a_datastore_with_tokens_outside_of_its_vocabulary_is_refused(tmp_path: 
     store_of(torch.tensor([[0, 5]])).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="holds tokens outside of its vocabulary of 5"):
         load_head(tmp_path)
-
-
-def test_refusals() -> None:
-    settings = [SamplingParams()]
-    with pytest.raises(ArgumentError, match="needs a datastore, and this model has none; make one with"):
-        run(ToyTarget(1, 3, 3, 0), parse("retrieval:store=datastore"), Layout(3), settings, [0], DraftResources())
-    resources = DraftResources(heads={"retrieval": store_of(torch.zeros(1, 2))})
-    with pytest.raises(ModelError, match="drafter has a vocabulary of 5 tokens, the model 3; they must match"):
-        run(ToyTarget(1, 3, 3, 0), parse("retrieval"), Layout(3), settings, [0], resources)
 
 
 def test_an_index_of_nothing_finds_nothing() -> None:

@@ -20,7 +20,6 @@ from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.shared_cache import SharedCacheRunner
-from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import Numbers
@@ -138,15 +137,3 @@ def test_the_small_model_of_a_cascade_reads_every_token(steps: int, monkeypatch:
         reached = np.zeros(1, dtype=np.int64)
         recipe = parse("cascade:window=5,inner=2")
         run(ToyTarget(1, 2, N, 0), recipe, Layout(N), [SamplingParams()], [seed], resources)
-
-
-def test_refusals() -> None:
-    settings, resources = [SamplingParams()], DraftResources()
-    toy = ToyTarget(1, 3, 3, 0)
-    with pytest.raises(ArgumentError, match="drafts with the whole model; set recent or layers"):
-        run(toy, parse("cascade:recent=0"), Layout(3), settings, [0], resources)
-    with pytest.raises(ArgumentError, match="layers=5 is not allowed; this model has 4, so take fewer"):
-        run(toy, parse("cascade:layers=5"), Layout(3), settings, [0], resources)
-    toy.short_cache = False
-    with pytest.raises(ArgumentError, match="a short cache cannot draft here: ToyTarget reads its whole KV cache"):
-        run(toy, parse("short-cache"), Layout(3), settings, [0], resources)

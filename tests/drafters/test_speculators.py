@@ -73,11 +73,7 @@ def test_what_cannot_be_read_or_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not state transformer_layer_config and mask_token_id"):
         load(mask_token_id=None)
     attentions: list[tuple[Any, Any, str]] = [
-        (
-            ["full_attention", "linear_attention"],
-            5,
-            r"\]; each of the 2 must be full_attention or sliding_attention",
-        ),
+        (["full_attention", "linear_attention"], 5, r"\]; each of the 2 must be full_attention or sliding_attention"),
         (["sliding_attention"], 5, r"has layer_types=\['sliding_attention'\]; each of the 2 must be"),
         (3, 5, "is not a draft head as its config.json describes"),
         (["full_attention", "sliding_attention"], None, "sliding_window=None; it must be a positive integer"),

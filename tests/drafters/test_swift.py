@@ -15,11 +15,9 @@ from tiny_targets import causal, llamagen
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, skips_layers
-from mmspec.errors import ArgumentError, ModelError
 from mmspec.methods.swift.head import SkippedLayers
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.toys import ToyTarget
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
 N = 16
@@ -68,16 +66,3 @@ def test_the_share_of_skipped_layers() -> None:
     chosen = SkippedLayers(3, 8, 5)
     chosen.order.copy_(torch.tensor([3, 1, 2, 4]))
     assert [chosen.skip(share) for share in (0.0, 0.4, 0.6, 1.0)] == [(3,), (1, 3), (1, 2, 3), (1, 2, 3, 4)]
-
-
-def test_refusals() -> None:
-    settings, toy = [SamplingParams()], ToyTarget(1, 3, 3, 0)
-    with pytest.raises(ArgumentError, match="'swift' needs a choice of layers, and this model has none"):
-        run(toy, parse("swift"), Layout(3), settings, [0], DraftResources())
-    other = DraftResources(heads={"swift": SkippedLayers(3, 8, 9)})
-    with pytest.raises(ModelError, match="drafter is for a model of 9 layers and 3 tokens, and this one has 4 and 3"):
-        run(toy, parse("swift"), Layout(3), settings, [0], other)
-    toy.can_skip_layers = False
-    own = DraftResources(heads={"swift": SkippedLayers(3, 8, 4)})
-    with pytest.raises(ArgumentError, match="layers cannot be skipped here: ToyTarget runs the first ones only"):
-        run(toy, parse("swift"), Layout(3), settings, [0], own)

@@ -31,6 +31,7 @@ RIGHT: dict[str, list[str]] = {
     "env": [],
     "bench image": ["--limit", "1"],
     "bench speak": ["--limit", "1"],
+    "bench predict": ["--samples", "2"],
     "bench kernels": ["--batch", "1", "--window", "2", "--vocab", "8", "--repeats", "1"],
     "video": ["garbage.png", "-m", "garbage"],
     "export-drafter": ["no-drafter", "--verifier", "garbage", "-o", "exported"],

@@ -22,19 +22,8 @@ from safetensors import safe_open
 pytestmark = pytest.mark.slow
 
 TRAINING = [
-    "--kind",
-    "medusa",
-    "--sequences",
-    "6",
-    "--held-out",
-    "2",
-    "--steps",
-    "3",
-    "--batch",
-    "2",
-    "--save-every",
-    "1",
-]
+    "--kind", "medusa", "--sequences", "6", "--held-out", "2", "--steps", "3", "--batch", "2", "--save-every", "1",
+]  # fmt: skip
 COMMANDS: dict[str, list[str]] = {
     "image": ["image", "a red circle above a blue square", "a green star", "-n", "2", "-o", "out"],
     "speak": ["speak", "hello", "good morning", "-o", "out"],

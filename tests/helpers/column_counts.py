@@ -61,14 +61,9 @@ CASES = [
     ("moss", "scd:window=6", 4),
 ]
 AHEAD = [
-    ("musicgen", "plain"),
-    ("musicgen", "scd:window=6"),
-    ("musicgen", "draft:window=4"),
-    ("dia", "plain"),
-    ("dia", "scd:window=6"),
-    ("higgs_repeating", "scd:window=6"),
-    ("moss", "scd:window=6"),
-]
+    ("musicgen", "plain"), ("musicgen", "scd:window=6"), ("musicgen", "draft:window=4"), ("dia", "plain"),
+    ("dia", "scd:window=6"), ("higgs_repeating", "scd:window=6"), ("moss", "scd:window=6"),
+]  # fmt: skip
 PARAMS = SamplingParams(0.9, top_k=8, top_p=0.95)
 
 

@@ -37,12 +37,9 @@ from mmspec.testing.toys import (
 
 # Of row i the settings i modulo 5. Rows that differ in them advance at different speeds.
 SAMPLINGS = [
-    SamplingParams(),
-    SamplingParams(temperature=3.0),
-    SamplingParams(temperature=0.7, top_p=0.9),
-    SamplingParams(top_k=2),
-    SamplingParams(temperature=1.5),
-]
+    SamplingParams(), SamplingParams(temperature=3.0), SamplingParams(temperature=0.7, top_p=0.9),
+    SamplingParams(top_k=2), SamplingParams(temperature=1.5),
+]  # fmt: skip
 LENGTH, VOCAB, MEMORY = 24, 4, 3
 LIMITS = [24, 14, 24, 19, 9, 22, 11]  # of row i, modulo 7
 

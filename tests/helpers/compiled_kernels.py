@@ -68,14 +68,8 @@ POINTERS = {
     "v_weight": "bf16", "q_bias": "bf16", "k_bias": "bf16", "v_bias": "bf16",
 }  # fmt: skip
 COMMON = {
-    "GUIDED": True,
-    "MASKED": True,
-    "UNIT": True,
-    "Q_GUIDED": True,
-    "Q_MASKED": True,
-    "Q_UNIT": True,
-    "GROUP": 128,
-}
+    "GUIDED": True, "MASKED": True, "UNIT": True, "Q_GUIDED": True, "Q_MASKED": True, "Q_UNIT": True, "GROUP": 128,
+}  # fmt: skip
 
 
 RULES: list[dict[str, Any]] = [

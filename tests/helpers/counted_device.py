@@ -362,12 +362,7 @@ class CountedTarget:
         return at
 
     def read(
-        self,
-        tokens: Tensor,
-        slots: Tensor,
-        end: int,
-        early_exit: EarlyExit | None = None,
-        states: Tensor | None = None,
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None, states: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(tokens, DeviceTensor)
         host = tokens.host.clamp(0, self.vocab_size - 1)
@@ -480,12 +475,7 @@ class CountedColumns(CountedTarget):
             self._table[..., ends] -= 5.0
 
     def read(
-        self,
-        tokens: Tensor,
-        slots: Tensor,
-        end: int,
-        early_exit: EarlyExit | None = None,
-        states: Tensor | None = None,
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None, states: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         spread = DeviceTensor(_to_host(slots)[..., None].expand(tokens.shape))
         return super().read(tokens, spread, end, early_exit, states)

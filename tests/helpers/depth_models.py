@@ -82,11 +82,6 @@ def moss_v1(folder: Path) -> Any:
 
 
 DEPTH_MODELS: dict[str, Callable[[Path], Any]] = {
-    "csm": csm,
-    "qwen3-tts": qwen3_tts,
-    "qwen3-omni": omni,
-    "heartmula": song,
-    "fish-s2": fish,
-    "moss-local": moss,
+    "csm": csm, "qwen3-tts": qwen3_tts, "qwen3-omni": omni, "heartmula": song, "fish-s2": fish, "moss-local": moss,
     "moss-local-v1": moss_v1,
-}
+}  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -44,6 +45,7 @@ from transformers import DiaTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 import mmspec
 from mmspec.audio.codecs import codec_of
+from mmspec.audio.models.codec_lm import chatterbox_turbo
 from mmspec.audio.models.flat.decoding import StreamFormat
 from mmspec.audio.models.flat.spark import SPEAKER
 from mmspec.audio.models.flat.speech import FlatAdapter
@@ -51,6 +53,7 @@ from mmspec.audio.models.flat.style import Style
 from mmspec.audio.models.heartmula import model
 from mmspec.audio.models.heartmula.model import Flavor
 from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.pipeline import TransformersPipeline
 from mmspec.vision.hf.xomni import XOmniConfig, XOmniForCausalLM
@@ -86,7 +89,7 @@ def _flat(_: Path) -> Any:
     def prompt(tokens: Any, text: str, voice: str | None) -> list[int]:
         return list(tokens(text)["input_ids"])
 
-    style = Style(StreamFormat(16, 11, 10), prompt, SamplingParams(0.9), (), 12)
+    style = Style(StreamFormat(16, 11, 10), prompt, SamplingParams(0.9), (RepetitionPenalty(1.2),), 12, letters=14)
     codec = codec_of(tiny_codecs.xcodec2())
     return SpeechPipeline(FlatAdapter(tiny_speech.flat(vocab_size=27), tiny_speech.tokenizer(), codec, style))
 
@@ -130,8 +133,43 @@ def _kyutai(folder: Path) -> Any:
     return mmspec.load(str(folder), processor=tiny_kyutai.Words(), config={**config, "frames": 20})
 
 
+def _few(make: Make, tokens: int = 16) -> Make:
+    """With parts of few tokens."""
+
+    def made(folder: Path) -> Any:
+        pipe = make(folder)
+        object.__setattr__(pipe.adapter.style, "tokens", tokens)
+        return pipe
+
+    return made
+
+
 def _published(write: Callable[[Path], Any], **config: Any) -> Make:
     return lambda folder: mmspec.load(str(write(folder)), config=config)
+
+
+def _chatterbox(write: Callable[[Path], Any], **config: Any) -> Make:
+    """With at most 12 codes."""
+
+    def make(folder: Path) -> Any:
+        pipe = mmspec.load(str(write(folder)), config={"codec": Levels(6561), **config})
+        prompt = pipe.adapter.frontend.prompt
+
+        def short(text: str) -> Any:
+            with patch.object(chatterbox_turbo, "MAX_CODES", 12):
+                return replace(prompt(text), max_codes=12)
+
+        pipe.adapter.frontend.prompt = short
+        return pipe
+
+    return make
+
+
+def _pocket(_: Path) -> Any:
+    model = tiny_latents.tiny("pocket")
+    model.generation_config.temperature, model.generation_config.do_sample = 0.7, True
+    model.generation_config.eos_threshold = 0.02
+    return mmspec.load(model, processor=tiny_latents.pocket_processor())
 
 
 def _magnet(folder: Path) -> Any:
@@ -159,16 +197,18 @@ class _Bark:
 SPEECH: dict[str, Make] = {
     "spoken": lambda _: mmspec.load("spoken"),
     "flat": _flat,
-    "soprano": _published(tiny_soprano.soprano),
-    "spark": _spark,
-    "outetts": _outetts,
-    "kani": _kani,
+    "soprano": _few(_published(tiny_soprano.soprano)),
+    "spark": _few(_spark, 48),
+    "outetts": _few(_outetts),
+    "kani": _few(_kani),
     "bark": lambda _: mmspec.load(tiny_speech.bark(), processor=_Bark()),
     "csm": lambda _: mmspec.load(tiny_speech.csm(codes=8), processor=tiny_speech.tokenizer(), config={"frames": 8}),
     "dia": _dia,
     "higgs": lambda _: mmspec.load(tiny_higgs.model(3), processor=tiny_higgs.processor(), config={"frames": 6}),
     "higgs-v3": _published(tiny_higgs_v3.higgs_v3, codec=tiny_higgs_v3.Codec(), frames=5),
-    "fish-s2": _published(tiny_fish_s2.fish_s2, codec=tiny_fish_s2.Codec(), frames=5),
+    "fish-s2": _published(
+        tiny_fish_s2.fish_s2, codec=tiny_fish_s2.Codec(), frames=5, residual=SamplingParams(0.8, 30, 0.9)
+    ),
     "moss-tts": _published(tiny_moss.moss, codec=tiny_moss.Codec(), frames=5),
     "moss-local": _published(tiny_moss_local.moss_local, codec=tiny_moss.Codec(), frames=5),
     "moss-local-v1": _published(tiny_moss_local_v1.moss_local_v1, codec=tiny_moss.Codec(), frames=5),
@@ -176,11 +216,11 @@ SPEECH: dict[str, Make] = {
     "qwen3-tts": lambda folder: mmspec.load(
         str(golden_qwen3_tts.copy(folder / "model", "custom_voice")), config={"frames": 8}
     ),
-    "chatterbox": _published(tiny_chatterbox.chatterbox, codec=Levels(6561)),
-    "chatterbox-turbo": _published(tiny_chatterbox.turbo, codec=Levels(6561)),
-    "chatterbox-multilingual": _published(tiny_chatterbox.multilingual, codec=Levels(6561), language="fr"),
+    "chatterbox": _chatterbox(tiny_chatterbox.chatterbox),
+    "chatterbox-turbo": _chatterbox(tiny_chatterbox.turbo),
+    "chatterbox-multilingual": _chatterbox(tiny_chatterbox.multilingual, language="fr"),
     "cosyvoice": _published(lambda at: tiny_cosyvoice.cosyvoice(at / "c")[0], codec=Levels(tiny_cosyvoice.CODES)),
-    "pocket": lambda _: mmspec.load(tiny_latents.tiny("pocket"), processor=tiny_latents.pocket_processor()),
+    "pocket": _pocket,
     "vibevoice": lambda _: mmspec.load(
         tiny_latents.vibevoice(), processor=tiny_latents.vibevoice_processor(), config={"frames": 2}
     ),

@@ -6,16 +6,11 @@ from __future__ import annotations
 def endless(letters: int) -> dict[str, str]:
     """Texts of about so many letters."""
     return {
-        "letters": "a" * letters,
-        "words": "word " * (letters // 5),
-        "sentences": "One two. " * (letters // 9),
-        "lines": "a line\n" * (letters // 7),
-        "marks": "." * letters,
-        "blanks": "a" + " " * (letters - 2) + "b",
-        "newlines": "a" + "\n" * (letters - 2) + "b",
-        "brackets": "[" * letters,
+        "letters": "a" * letters, "words": "word " * (letters // 5), "sentences": "One two. " * (letters // 9),
+        "lines": "a line\n" * (letters // 7), "marks": "." * letters, "blanks": "a" + " " * (letters - 2) + "b",
+        "newlines": "a" + "\n" * (letters - 2) + "b", "brackets": "[" * letters,
         "combining": "e" + "\u0301" * (letters - 1),
-    }
+    }  # fmt: skip
 
 
 _MARKS = (

@@ -33,14 +33,8 @@ LANGUAGES: dict[str, list[str]] = {
     "list": ["1. First item", "2. Second item", "- tea and coffee", "* cake, for Sunday"],
 }  # fmt: skip
 _JOINED = {
-    "Burmese": "",
-    "Khmer": "",
-    "Chinese": "",
-    "Japanese": "",
-    "half-width Japanese": "",
-    "lines": "\n",
-    "list": "\n",
-}
+    "Burmese": "", "Khmer": "", "Chinese": "", "Japanese": "", "half-width Japanese": "", "lines": "\n", "list": "\n",
+}  # fmt: skip
 
 
 def joined(language: str, times: int) -> str:

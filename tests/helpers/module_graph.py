@@ -16,12 +16,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 FOLDERS = {
-    "mmspec": "mmspec",
-    "vision": "mmspec.vision",
-    "audio": "mmspec.audio",
-    "kernels": "mmspec.kernels",
+    "mmspec": "mmspec", "vision": "mmspec.vision", "audio": "mmspec.audio", "kernels": "mmspec.kernels",
     "metrics": "mmspec.metrics",
-}
+}  # fmt: skip
 _DOTTED = re.compile(r"mmspec(?:\.\w+)+(?::\w+(?:\.\w+)*)?")
 
 Graph = Mapping[str, set[str]]

@@ -17,17 +17,10 @@ from transformers import EncodecFeatureExtractor, PreTrainedTokenizerFast
 
 TINY = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
 TINY_MIMI = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_hidden_layers": 1,
-    "num_filters": 2,
-    "upsample_groups": 16,
-    "codebook_dim": 8,
+    "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+    "num_hidden_layers": 1, "num_filters": 2, "upsample_groups": 16, "codebook_dim": 8,
     "vector_quantization_hidden_dimension": 8,
-}
+}  # fmt: skip
 
 
 def csm_folder(folder: Path, codes: int = 8) -> Any:
@@ -75,9 +68,7 @@ def bark_folder(folder: Path) -> None:
     codec = {"num_filters": 2, "hidden_size": 8, "codebook_dim": 8}
     stages = dict.fromkeys(("semantic_config", "coarse_acoustics_config", "fine_acoustics_config"), small)
     published.save(
-        folder,
-        published.merged(config, {**stages, "codec_config": codec}),
-        published.read("bark", "generation_config"),
+        folder, published.merged(config, {**stages, "codec_config": codec}), published.read("bark", "generation_config")
     )
     made = Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1, "one": 2}, unk_token="[UNK]"))
     made.pre_tokenizer = Whitespace()

@@ -66,23 +66,11 @@ def main(source: Path) -> None:
         for name, sampling in (("greedy", {**SAMPLING, "temperature": 0.0}), ("sampled", SAMPLING)):
             seen.clear()
             text = handler._run_pt_single(
-                formatted_prompt=prompt,
-                negative_prompt=negative,
-                repetition_penalty=1.0,
-                use_constrained_decoding=True,
-                constrained_decoding_debug=False,
-                target_duration=10.0,
-                user_metadata=None,
-                stop_at_reasoning=False,
-                skip_genres=True,
-                skip_caption=True,
-                skip_language=True,
-                generation_phase="codes",
-                caption=song["caption"],
-                lyrics=song["lyrics"],
-                cot_text=thought,
-                **sampling,
-            )
+                formatted_prompt=prompt, negative_prompt=negative, repetition_penalty=1.0,
+                use_constrained_decoding=True, constrained_decoding_debug=False, target_duration=10.0,
+                user_metadata=None, stop_at_reasoning=False, skip_genres=True, skip_caption=True, skip_language=True,
+                generation_phase="codes", caption=song["caption"], lyrics=song["lyrics"], cot_text=thought, **sampling,
+            )  # fmt: skip
             codes = [int(code) for code in re.findall(r"<\|audio_code_(\d+)\|>", text)]
             assert text.strip().endswith("<|im_end|>")
             found[name].append(codes if name == "greedy" else codes[:RECORDED])

@@ -78,13 +78,9 @@ def tokenizer(folder: Path) -> Qwen2Tokenizer:
     (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}, ensure_ascii=False))
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(MERGES) + "\n")
     made = Qwen2Tokenizer(
-        str(folder / "vocab.json"),
-        str(folder / "merges.txt"),
-        unk_token=SPECIAL[0],
-        eos_token="<|im_end|>",
-        pad_token=SPECIAL[0],
-        additional_special_tokens=list(SPECIAL[1:]),
-    )
+        str(folder / "vocab.json"), str(folder / "merges.txt"), unk_token=SPECIAL[0], eos_token="<|im_end|>",
+        pad_token=SPECIAL[0], additional_special_tokens=list(SPECIAL[1:]),
+    )  # fmt: skip
     made.save_pretrained(folder)
     return made
 

@@ -30,10 +30,7 @@ def main(source: Path) -> None:
     model: Any = original.UTMOSModel.__new__(original.UTMOSModel)
     torch.nn.Module.__init__(model)
     model.feature_extractors = torch.nn.ModuleList(
-        [
-            original.SSL_model(Wav2Vec2Model(small), tiny.DIM),
-            original.DomainEmbedding(tiny.DOMAINS, tiny.EMBEDDING),
-        ]
+        [original.SSL_model(Wav2Vec2Model(small), tiny.DIM), original.DomainEmbedding(tiny.DOMAINS, tiny.EMBEDDING)]
     )
     model.output_layers = torch.nn.ModuleList(
         [listeners, original.Projection(2 * tiny.HIDDEN, tiny.PROJECTION, torch.nn.ReLU())]

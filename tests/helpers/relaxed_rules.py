@@ -29,12 +29,9 @@ SETTINGS = {
 def decode(recipe: str, sampling: SamplingParams) -> tuple[Tensor, float, float]:
     """Tokens [3, 4] of a toy target, tokens per call, and the bound on the total variation distance."""
     resources = DraftResources(
-        NGramTable(torch.arange(V).expand(V + 1, V)),
-        lambda: ToyTarget(3, V, 4, 6),
-        [SamplingParams()] * 3,
-        lambda: CODEBOOK,
-        heads={"judge": toy_heads(V, 2, 6)["judge"]},
-    )
+        NGramTable(torch.arange(V).expand(V + 1, V)), lambda: ToyTarget(3, V, 4, 6), [SamplingParams()] * 3,
+        lambda: CODEBOOK, heads={"judge": toy_heads(V, 2, 6)["judge"]},
+    )  # fmt: skip
     target = ToyTarget(3, V, 4, 5, guided=sampling.guidance_scale != 1)
     out = run(target, parse(recipe), Layout(length=4, width=2), [sampling] * 3, [5, 6, 7], resources)
     return out.tokens, out.stats.tokens_per_call, out.stats.tv_bound

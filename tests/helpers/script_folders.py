@@ -114,14 +114,6 @@ def bark() -> None:
 
 # By the heading of the script.
 FOLDERS = {
-    "Janus": janus,
-    "Emu3": emu3,
-    "Chameleon": chameleon,
-    "ImageGPT": imagegpt,
-    "GLM-Image": glm,
-    "A flat Llama": llama,
-    "MusicGen": musicgen,
-    "Dia": dia,
-    "CSM": csm,
-    "Bark": bark,
-}
+    "Janus": janus, "Emu3": emu3, "Chameleon": chameleon, "ImageGPT": imagegpt, "GLM-Image": glm, "A flat Llama": llama,
+    "MusicGen": musicgen, "Dia": dia, "CSM": csm, "Bark": bark,
+}  # fmt: skip

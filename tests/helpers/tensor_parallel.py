@@ -15,12 +15,7 @@ from typing import Any
 import tiny_models as tiny
 import torch
 from torch import Tensor
-from transformers import (
-    Emu3ForConditionalGeneration,
-    JanusForConditionalGeneration,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import Emu3ForConditionalGeneration, JanusForConditionalGeneration, LlamaConfig, LlamaForCausalLM
 from transformers.distributed import DistributedConfig
 from transformers.generation import GenerationMixin
 

@@ -76,18 +76,11 @@ class MeanLevels(Levels):
 
 
 TURBO = {
-    "cond_enc.spkr_enc.bias": [WIDTH],
-    "cond_enc.spkr_enc.weight": [WIDTH, 8],
-    "speech_emb.weight": [6563, WIDTH],
-    "speech_head.weight": [6563, WIDTH],
-    "speech_head.bias": [6563],
-    "text_emb.weight": [50, WIDTH],
-    "text_head.weight": [50, WIDTH],
-    "tfmr.wte.weight": [8, WIDTH],
-    "tfmr.wpe.weight": [64, WIDTH],
-    "tfmr.ln_f.weight": [WIDTH],
-    "tfmr.ln_f.bias": [WIDTH],
-}
+    "cond_enc.spkr_enc.bias": [WIDTH], "cond_enc.spkr_enc.weight": [WIDTH, 8], "speech_emb.weight": [6563, WIDTH],
+    "speech_head.weight": [6563, WIDTH], "speech_head.bias": [6563], "text_emb.weight": [50, WIDTH],
+    "text_head.weight": [50, WIDTH], "tfmr.wte.weight": [8, WIDTH], "tfmr.wpe.weight": [64, WIDTH],
+    "tfmr.ln_f.weight": [WIDTH], "tfmr.ln_f.bias": [WIDTH],
+}  # fmt: skip
 for layer in ("tfmr.h.0.", "tfmr.h.1."):
     TURBO |= {f"{layer}{norm}.{part}": [WIDTH] for norm in ("ln_1", "ln_2") for part in ("weight", "bias")}
     for name, inner, outer in (

@@ -36,14 +36,9 @@ def encodec(**changes: Any) -> Any:
     """The 24 kHz variant; the 32 kHz variant with `use_causal_conv=False`."""
     torch.manual_seed(0)
     config = {
-        "target_bandwidths": [1.5],
-        "sampling_rate": 1000,
-        "hidden_size": 8,
-        "num_filters": 4,
-        "upsampling_ratios": [4, 2],
-        "codebook_size": 16,
-        "num_lstm_layers": 2,
-    }
+        "target_bandwidths": [1.5], "sampling_rate": 1000, "hidden_size": 8, "num_filters": 4,
+        "upsampling_ratios": [4, 2], "codebook_size": 16, "num_lstm_layers": 2,
+    }  # fmt: skip
     return filled(EncodecModel(EncodecConfig(**{**config, **changes})))
 
 
@@ -67,22 +62,12 @@ def dac(ratios: tuple[int, ...] = (2, 4), codebooks: int = 3, codes: int = 16) -
 def mimi(codebooks: int = 4, codebook_size: int = 16, **changes: Any) -> Any:
     torch.manual_seed(0)
     config = {
-        "sampling_rate": 1000,
-        "hidden_size": 16,
-        "num_filters": 4,
-        "num_residual_layers": 1,
-        "upsampling_ratios": [4, 2],
-        "codebook_size": codebook_size,
-        "codebook_dim": 8,
-        "vector_quantization_hidden_dimension": 8,
-        "num_quantizers": codebooks,
-        "num_hidden_layers": 2,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "sliding_window": 6,
+        "sampling_rate": 1000, "hidden_size": 16, "num_filters": 4, "num_residual_layers": 1,
+        "upsampling_ratios": [4, 2], "codebook_size": codebook_size, "codebook_dim": 8,
+        "vector_quantization_hidden_dimension": 8, "num_quantizers": codebooks, "num_hidden_layers": 2,
+        "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 6,
         "upsample_groups": 16,
-    }
+    }  # fmt: skip
     return filled(MimiModel(MimiConfig(**{**config, **changes})))
 
 

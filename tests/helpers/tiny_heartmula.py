@@ -16,15 +16,10 @@ from torch import Tensor
 # layers, heads, heads of keys and values, width, width of the MLPs, positions
 SIZES = {"tiny-backbone": (2, 4, 2, 32, 48, 128), "tiny-decoder": (2, 2, 1, 24, 32, 64)}
 CONFIG: dict[str, Any] = {
-    "architectures": ["HeartMuLa"],
-    "model_type": "heartmula",
-    "backbone_flavor": "tiny-backbone",
-    "decoder_flavor": "tiny-decoder",
-    "text_vocab_size": 20,
-    "audio_vocab_size": 40,
-    "audio_num_codebooks": 4,
+    "architectures": ["HeartMuLa"], "model_type": "heartmula", "backbone_flavor": "tiny-backbone",
+    "decoder_flavor": "tiny-decoder", "text_vocab_size": 20, "audio_vocab_size": 40, "audio_num_codebooks": 4,
     "muq_dim": 6,
-}
+}  # fmt: skip
 GENERATION = {"text_bos_id": 1, "text_eos_id": 2, "audio_eos_id": 38, "empty_id": 0}
 WORDS = ["<unk>", "<s>", "</s>", "<", "tag", ">", "</", "piano", "happy", "sun", "moon", "la", ",", ".", "night"]
 

@@ -25,19 +25,12 @@ from mmspec.vision.hf.decoding.chameleon import ChameleonIds
 
 CHAMELEON_IDS = ChameleonIds(begin=25, end=24, stop=26, newline=27, size=28)
 TEXT = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2,
-}
+}  # fmt: skip
 VQ = {
-    "embed_dim": 8,
-    "latent_channels": 32,
-    "base_channels": 32,
-    "channel_multiplier": [1, 1],
-    "num_res_blocks": 1,
-}
+    "embed_dim": 8, "latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1,
+}  # fmt: skip
 
 
 def scatter(model: nn.Module, seed: int, spread: float) -> Any:
@@ -88,14 +81,7 @@ def emu3(seed: int = 0, codes: int = 20, spread: float = 0.3, **text: Any) -> An
     names = {"<image>": 7, "<|extra_200|>": 4, "<|extra_201|>": 5}
     names |= {f"<|visual token {i:06d}|>": 10 + i for i in range(codes)}
     config = Emu3Config(
-        text_config={
-            "vocab_size": 40,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            **TEXT,
-            **text,
-        },
+        text_config={"vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **TEXT, **text},
         vq_config={
             "codebook_size": codes,
             "base_channels": 32,

@@ -63,18 +63,10 @@ def musicgen(
         use_causal_conv=False,
     )
     made = kind[0](
-        vocab_size=codes,
-        num_codebooks=codebooks,
-        audio_channels=channels,
-        hidden_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        ffn_dim=64,
-        max_position_embeddings=16,
-        pad_token_id=codes,
-        bos_token_id=codes,
+        vocab_size=codes, num_codebooks=codebooks, audio_channels=channels, hidden_size=32, num_hidden_layers=layers,
+        num_attention_heads=4, ffn_dim=64, max_position_embeddings=16, pad_token_id=codes, bos_token_id=codes,
         **decoder,
-    )
+    )  # fmt: skip
     extra = {"num_chroma": 12, "chroma_length": 5} if melody else {}
     model = kind[2](kind[1](text_encoder=text, audio_encoder=codec, decoder=made, **extra))
     scatter(model, seed, spread)

@@ -46,17 +46,9 @@ def model(seed: int = 0) -> Any:
     words = tokenizer()
     end = words.convert_tokens_to_ids("<|im_end|>")
     config = LlamaConfig(
-        vocab_size=len(words) + 6,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        bos_token_id=None,
-        eos_token_id=end,
-        pad_token_id=None,
-    )
+        vocab_size=len(words) + 6, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=8192, bos_token_id=None, eos_token_id=end, pad_token_id=None,
+    )  # fmt: skip
     made = scatter(LlamaForCausalLM(config), seed, 0.3)
     for name in ("<|word_start|>", "<|c1_5|>", "<|c2_1024|>", "<|c2_7|>"):  # likely, so that they are repeated
         made.lm_head.weight.data[words.convert_tokens_to_ids(name)] *= 2.5

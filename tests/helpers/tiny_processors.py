@@ -49,34 +49,18 @@ def words(vocabulary: dict[str, int], first: int, begin: str | None, **special: 
 def janus() -> Any:
     names = {"<pad>": 0, "<s>": 1, "</s>": 2, "<boi>": 3, "<image>": 4, "<eoi>": 5}
     tokenizer = words(
-        names,
-        10,
-        "<s>",
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        image_token="<image>",
-        boi_token="<boi>",
-        eoi_token="<eoi>",
-    )
+        names, 10, "<s>", bos_token="<s>", eos_token="</s>", pad_token="<pad>", image_token="<image>",
+        boi_token="<boi>", eoi_token="<eoi>",
+    )  # fmt: skip
     return JanusProcessor(JanusImageProcessor(), tokenizer, chat_template=TEMPLATE, num_image_tokens=16)
 
 
 def emu3() -> Any:
     names = {"<pad>": 0, "<s>": 1, "</s>": 2, "<wrap>": 3, "<eol>": 4, "<eof>": 5, "<eoi>": 6, "<image>": 7, "<boi>": 8}
     tokenizer = words(
-        names | {"4": 36, "*": 37},
-        30,
-        None,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        image_token="<image>",
-        boi_token="<boi>",
-        eoi_token="<eoi>",
-        image_wrapper_token="<wrap>",
-        eof_token="<eof>",
-    )
+        names | {"4": 36, "*": 37}, 30, None, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
+        image_token="<image>", boi_token="<boi>", eoi_token="<eoi>", image_wrapper_token="<wrap>", eof_token="<eof>",
+    )  # fmt: skip
     return Emu3Processor(Emu3ImageProcessor(), tokenizer)
 
 
@@ -97,13 +81,7 @@ def glm() -> Any:
     """The grids of its images are larger than those of the tiny model."""
     names = {"<pad>": 45, "<boi>": 20, "<image>": 46, "<grid>": 22, "</grid>": 23}
     tokenizer = words(
-        names,
-        30,
-        None,
-        bos_token="<boi>",
-        pad_token="<pad>",
-        image_token="<image>",
-        grid_bos_token="<grid>",
+        names, 30, None, bos_token="<boi>", pad_token="<pad>", image_token="<image>", grid_bos_token="<grid>",
         grid_eos_token="</grid>",
-    )
+    )  # fmt: skip
     return GlmImageProcessor(GlmImageImageProcessor(), tokenizer, chat_template=TEMPLATE)

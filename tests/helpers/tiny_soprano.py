@@ -19,19 +19,10 @@ MARKS = ["[PAD]", "[UNK]", "[STOP]", "[TEXT]", "[START]"]
 
 def model(seed: int = 0) -> Any:
     config = Qwen3Config(
-        vocab_size=60,
-        hidden_size=WIDTH,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
+        vocab_size=60, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=1024, tie_word_embeddings=False, bos_token_id=None,
+        eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
     made = scatter(Qwen3ForCausalLM(config), seed, 0.07)
     made.lm_head.weight.data[2] *= 1.6  # the end is likely
     made.generation_config.eos_token_id, made.generation_config.pad_token_id = 2, 0

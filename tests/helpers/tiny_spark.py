@@ -34,18 +34,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def model(seed: int = 0) -> Any:
     words = tokenizer()
     config = Qwen2Config(
-        vocab_size=len(words) + 3,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=words.eos_token_id,
-        pad_token_id=None,
-    )
+        vocab_size=len(words) + 3, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=4096, tie_word_embeddings=False, bos_token_id=None,
+        eos_token_id=words.eos_token_id, pad_token_id=None,
+    )  # fmt: skip
     made = scatter(Qwen2ForCausalLM(config), seed, 0.3)
     first = words.convert_tokens_to_ids("<|bicodec_global_0|>")
     made.lm_head.weight.data[first : first + 4096] *= 1.06  # speakers are about as likely as speech

@@ -68,21 +68,13 @@ def flat(seed: int = 0, layers: int = 2, qwen: bool = False, spread: float = 0.3
 
 # Text ids 1 to 9 are offset by 30; 20 semantic codes, 2 x 8 coarse codes.
 SEMANTIC = {
-    "eos_token_id": 20,
-    "text_encoding_offset": 30,
-    "text_pad_token": 48,
-    "semantic_infer_token": 49,
-    "semantic_vocab_size": 20,
-    "max_input_semantic_length": 6,
-    "max_new_tokens": 14,
-}
+    "eos_token_id": 20, "text_encoding_offset": 30, "text_pad_token": 48, "semantic_infer_token": 49,
+    "semantic_vocab_size": 20, "max_input_semantic_length": 6, "max_new_tokens": 14,
+}  # fmt: skip
 COARSE = {
-    "coarse_semantic_pad_token": 36,
-    "coarse_infer_token": 37,
-    "max_coarse_input_length": 6,
-    "max_coarse_history": 9,
+    "coarse_semantic_pad_token": 36, "coarse_infer_token": 37, "max_coarse_input_length": 6, "max_coarse_history": 9,
     "sliding_window_len": 6,
-}
+}  # fmt: skip
 FINE = {"n_fine_codebooks": 4, "max_fine_history_length": 8, "max_fine_input_length": 16, "n_coarse_codebooks": 2}
 
 
@@ -96,13 +88,9 @@ def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36, codes: int = 
     coarse_ids = coarse_ids if codes == 8 else coarse_end
     sizes = {"num_layers": 2, "num_heads": 2, "hidden_size": 16, "block_size": 32}
     codec = {
-        "sampling_rate": 1000,
-        "target_bandwidths": [1.5],
-        "hidden_size": 8,
-        "num_filters": 2,
-        "upsampling_ratios": [4, 2],
-        "codebook_size": codes,
-    }
+        "sampling_rate": 1000, "target_bandwidths": [1.5], "hidden_size": 8, "num_filters": 2,
+        "upsampling_ratios": [4, 2], "codebook_size": codes,
+    }  # fmt: skip
     config = BarkConfig(
         semantic_config={**sizes, "input_vocab_size": 50 + more, "output_vocab_size": 24 + more},
         coarse_acoustics_config={**sizes, "input_vocab_size": coarse_end + 2, "output_vocab_size": coarse_ids},
@@ -130,17 +118,10 @@ def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36, codes: int = 
 def other_backbone(name: str, seed: int = 0, vocab_size: int = 21) -> Any:
     """A flat model that is not a Llama or a Qwen, by the name of its family."""
     sizes: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+        "vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None,
+        "eos_token_id": None, "pad_token_id": 0,
+    }  # fmt: skip
     if name == "GPT2":
         sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 64, "vocab_size": vocab_size}
         sizes |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -174,13 +155,9 @@ def fill_convolutions(model: Any, seed: int = 0) -> None:
 def csm(seed: int = 0, codebooks: int = 4, codes: int = 9, layers: int = 2, spread: float = 0.3) -> Any:
     """A CSM; a frame of zeros ends a row."""
     sizes = {
-        "hidden_size": 24,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 12,
+        "hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12,
         "max_position_embeddings": 64,
-    }
+    }  # fmt: skip
     config = CsmConfig(
         num_codebooks=codebooks,
         vocab_size=codes,

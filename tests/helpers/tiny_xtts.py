@@ -72,14 +72,9 @@ class Gpt:
 
     def __init__(self, spread: float = 0.5) -> None:
         config = GPT2Config(
-            vocab_size=CODES + 2,
-            n_positions=64,
-            n_embd=WIDTH,
-            n_layer=2,
-            n_head=2,
-            bos_token_id=None,
+            vocab_size=CODES + 2, n_positions=64, n_embd=WIDTH, n_layer=2, n_head=2, bos_token_id=None,
             eos_token_id=None,
-        )
+        )  # fmt: skip
         gpt: Any = GPT2Model(config)
         del gpt.wpe
         gpt.wpe = lambda places: torch.zeros(*places.shape, WIDTH)

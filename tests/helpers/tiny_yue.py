@@ -24,18 +24,10 @@ class Pieces:
 
 def model(seed: int = 0, positions: int = POSITIONS, layers: int = 2) -> Any:
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=positions,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=positions, tie_word_embeddings=False, bos_token_id=1,
+        eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
     made = scatter(LlamaForCausalLM(config), seed, 0.3)
     made.lm_head.weight.data *= 3
     return made

@@ -47,11 +47,7 @@ def tiny_pipe(layers: int = 2) -> LlamaGenPipeline:
 
 def settings(kind: str, **changes: Any) -> TrainingSettings:
     values: dict[str, Any] = {
-        "loss": "kl",
-        "prompts": PROMPTS[:3],
-        "held_out": PROMPTS[3:],
-        "sequences": 18,
-        "steps": 6,
-    }
+        "loss": "kl", "prompts": PROMPTS[:3], "held_out": PROMPTS[3:], "sequences": 18, "steps": 6,
+    }  # fmt: skip
     values |= {"batch": 4, "lr": 3e-3, "depth": 2, "hidden": 48, "seed": 0, "layers": 1}
     return TrainingSettings(kind, **values | changes)

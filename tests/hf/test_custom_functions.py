@@ -180,10 +180,7 @@ def test_rows_that_allow_different_ids_are_refused_with_a_custom_processor(model
 def test_models_with_two_vocabularies_refuse_both() -> None:
     janus, ids = tiny.janus(), torch.tensor([[1, 12, 13, 3]])
     for given, message in (
-        (
-            {"stopping_criteria": [SumIsDivisible(3)]},
-            "stopping_criteria has SumIsDivisible, which is a function of",
-        ),
+        ({"stopping_criteria": [SumIsDivisible(3)]}, "stopping_criteria has SumIsDivisible, which is a function of"),
         ({"logits_processor": [Fresh()]}, "logits_processor depends on the prefix, and JanusForConditionalGeneration"),
     ):
         with pytest.raises(ArgumentError, match=message):

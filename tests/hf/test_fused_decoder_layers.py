@@ -30,7 +30,7 @@ from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
 from mmspec.hf.fused_layers import can_fuse
 from mmspec.kernels import layers as kernels
 
-pytestmark = [pytest.mark.releases, pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")]
+pytestmark = pytest.mark.releases
 MOST = 12  # launches of a layer with grouped queries, attention as one; 41 without the kernels
 SIZE: dict[str, Any] = {
     "vocab_size": 20, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -9,12 +9,7 @@ import pytest
 import tiny_models as tiny
 import torch
 from torch import Tensor, nn
-from transformers import (
-    DynamicCache,
-    LogitsProcessorList,
-    StaticCache,
-    TemperatureLogitsWarper,
-)
+from transformers import DynamicCache, LogitsProcessorList, StaticCache, TemperatureLogitsWarper
 from transformers.generation import GenerationMixin
 
 from mmspec.decoding.layout import Layout
@@ -199,11 +194,7 @@ REFUSED: list[tuple[dict[str, Any], type[MMSpecError], str]] = [
     ({"recipe": "draft"}, ArgumentError, "recipe 'draft' needs a draft model"),
     ({"recipe": "table"}, ArgumentError, "recipe 'table' needs a table; pass table=, the new ids of images from"),
     ({"recipe": "scd:start=table"}, ArgumentError, "recipe 'scd:start=table' needs a table; pass table="),
-    (
-        {"table": IDS[0]},
-        ArgumentError,
-        "table=<Tensor> is not allowed; it must be ids of images, an int64",
-    ),
+    ({"table": IDS[0]}, ArgumentError, "table=<Tensor> is not allowed; it must be ids of images, an int64"),
     ({"table": IDS + 9}, ArgumentError, "table has the id 40, which this call cannot generate; its ids are 0 to 39"),
     ({"attention_mask": (IDS != 3).long()}, PromptError, "attention_mask hides the last token of a prompt; pad on the"),
     ({"seed": [1]}, ArgumentError, "seed has 1 values for 2 rows"),

@@ -34,13 +34,9 @@ from mmspec.testing.exactness import largest_z, noise_floor, score_of_drafts
 from mmspec.testing.limits import FALSE_ALARM
 
 RECIPES = [
-    "plain",
-    "draft:window=4",
-    "sjd:window=5,start=left",
-    "scd:window=4,start=up",
-    "scd:window=6,start=random",
+    "plain", "draft:window=4", "sjd:window=5,start=left", "scd:window=4,start=up", "scd:window=6,start=random",
     "scd:window=20,start=left,coupling=gumbel",
-]
+]  # fmt: skip
 
 
 def built_in(name: str, model: Any, call: dict[str, Any], **options: Any) -> Tensor:

@@ -101,10 +101,7 @@ def test_a_filled_cache_is_refused_under_every_name(name: str, monkeypatch: pyte
     model = tiny_speech.flat()
     for cache in (DynamicCache(), StaticCache(config=model.config, max_cache_len=20)):
         model(IDS[:, :3], use_cache=True, **cache_input(model, cache))
-        with (
-            monkeypatch.context() as patch,
-            pytest.raises(ArgumentError, match=f"^{name} already holds tokens;"),
-        ):
+        with monkeypatch.context() as patch, pytest.raises(ArgumentError, match=f"^{name} already holds tokens;"):
             preparing(patch, name, cache)
             call(model)
 

@@ -117,12 +117,9 @@ def test_a_streamer_is_refused_where_tokens_are_columns() -> None:
         streamer = Recorder()
         with pytest.raises(ArgumentError, match=f"a streamer is not supported for {kind}.*use on_step"):
             GenerationMixin.generate(
-                model,
-                torch.ones(1, 3, dtype=torch.long),
-                max_new_tokens=9,
-                token_streamer=streamer,
+                model, torch.ones(1, 3, dtype=torch.long), max_new_tokens=9, token_streamer=streamer,
                 custom_generate=generate,
-            )
+            )  # fmt: skip
         assert streamer.ends == 1
 
 
@@ -137,12 +134,7 @@ def test_codes_of_janus_are_streamed_without_offset() -> None:
     janus, streamer = tiny.janus(), Recorder()
     ids = torch.tensor([[1, 12, 13, 3]])
     codes = GenerationMixin.generate(
-        janus,
-        ids,
-        do_sample=False,
-        max_new_tokens=16,
-        guidance_scale=5,
-        token_streamer=streamer,
+        janus, ids, do_sample=False, max_new_tokens=16, guidance_scale=5, token_streamer=streamer,
         custom_generate=generate,
-    )
+    )  # fmt: skip
     assert [put[0] for put in streamer.puts[1:]] == codes[0].tolist() and streamer.ends == 1

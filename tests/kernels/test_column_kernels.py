@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -27,26 +26,9 @@ from mmspec.kernels import column_drafts, columns, coupling, forced_cells, softm
 from mmspec.kernels.columns import ColumnNumbers
 from mmspec.kernels.token_init import Previous
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
+pytestmark = pytest.mark.usefixtures("poison")
 LENGTH, SEEDS = 30, [3, -4, 5]
 FORCED = [None, "all rows", "each row"]
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off")
-    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
-    new_empty = Tensor.new_empty
-
-    def poisoned(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        fresh = new_empty(self, *args, **kwargs)
-        return fresh.fill_(torch.nan if fresh.is_floating_point() else -(2**30))
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned)
-    torch.manual_seed(0)
-    return torch.device(request.param)
 
 
 def cells_of(forced: str | None, cells: int, vocab: int) -> ForcedCells | None:

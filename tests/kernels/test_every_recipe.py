@@ -30,13 +30,7 @@ pytest.importorskip("triton")
 
 from mmspec.sampling.lazy_probs import LazyProbs
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
-FAILED = {
-    ("prompt:branch=2/1", "none"),
-    ("draft:window=3", "truncated"),
-    ("scd+clusters:window=3,size=2", "cuts"),
-}
+FAILED = {("prompt:branch=2/1", "none"), ("draft:window=3", "truncated"), ("scd+clusters:window=3,size=2", "cuts")}
 
 
 def cases(names: Iterable[str], settings: Iterable[str] = SETTINGS, share: int = 1, first: int = 0) -> list[Any]:

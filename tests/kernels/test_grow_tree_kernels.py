@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -18,17 +16,6 @@ pytest.importorskip("triton")
 from mmspec.kernels import grow_tree, likeliest
 from mmspec.kernels.softmax_stats import stats_of_probs
 from mmspec.kernels.tree_shape import tree_shape
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off")
-    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
-    torch.manual_seed(0)
-    return torch.device(request.param)
 
 
 @pytest.mark.parametrize(("vocab", "count"), [(300, 5), (7, 7), (130, 1)])

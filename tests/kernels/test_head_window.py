@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -24,22 +23,16 @@ pytest.importorskip("triton")
 
 from mmspec.kernels import head_window
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 STARTS = np.array([3, 0, 9])
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """A device on which the kernels run, and whose new memory holds numbers that are wrong."""
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off")
-    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+@pytest.fixture(autouse=True)
+def wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory holds numbers that are wrong."""
     empty = torch.empty
     monkeypatch.setattr(
         torch, "empty", lambda *a, **k: t.fill_(torch.nan) if (t := empty(*a, **k)).is_floating_point() else t
     )
-    torch.manual_seed(0)
-    return torch.device(request.param)
 
 
 def both_ways(monkeypatch: pytest.MonkeyPatch, work: Any) -> tuple[Any, Any, Any]:

@@ -21,7 +21,6 @@ from mmspec.testing.toys import ToyTarget, toy_resources
 
 pytest.importorskip("triton")
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 V, LENGTH, WARM = 4, 6, SamplingParams(0.9)
 

@@ -58,27 +58,8 @@ from mmspec.kernels import residual as residual_kernel
 from mmspec.kernels.backend import choose, launchable
 from mmspec.kernels.rule import KernelRule
 
-# NumPy's warnings in the interpreter about infinities and NaN, which a device computes silently.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
+pytestmark = pytest.mark.usefixtures("poison")
 LAST = 1 - 2.0**-24  # the largest random number
-POISON = -987654321
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """The device of the kernels; outputs are initialized with NaN, so that a missing write shows."""
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off")
-    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
-    new_empty = Tensor.new_empty
-
-    def poisoned(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        fresh = new_empty(self, *args, **kwargs)
-        return fresh.fill_(torch.nan if fresh.is_floating_point() else POISON)
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned)
-    return torch.device(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -177,12 +158,9 @@ def test_quotients_are_rounded_to_nearest(device: torch.device) -> None:
 
 
 SHAPES = [
-    (2, 1, 1, torch.float32),
-    (3, 2, 7, torch.bfloat16),
-    (3, 1, 130, torch.float16),
-    (4, 1, 1000, torch.bfloat16),
+    (2, 1, 1, torch.float32), (3, 2, 7, torch.bfloat16), (3, 1, 130, torch.float16), (4, 1, 1000, torch.bfloat16),
     (1, 1, 16384 + 3, torch.float32),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("batch", "width", "vocab", "dtype"), SHAPES, ids=lambda v: str(v).removeprefix("torch."))

@@ -32,8 +32,6 @@ from mmspec.methods.beta import Beta
 from mmspec.sampling.kernel_ops import KERNELS
 from mmspec.sampling.lazy_probs import LazyProbs
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
 CPU, B, V, K = torch.device("cpu"), 4, 7, 2
 # How p and q are given: in memory, as logits that no kernel has read yet, and as logits that one has.
 MEMORY, LOGITS, READ = "memory", "logits", "read"

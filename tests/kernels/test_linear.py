@@ -14,7 +14,6 @@ pytest.importorskip("triton")
 from mmspec.kernels import linear
 from mmspec.kernels.linear import MOST_ROWS, Tiling, can_multiply
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 # All of the weights held, some, none; an input width of 72 that no chunk divides.
 TILINGS = (Tiling(16, 4, 16, 99, 1), Tiling(8, 4, 16, 1, 2), Tiling(32, 2, 32, 0, 3))
 WIDTH = 72
@@ -57,12 +56,8 @@ def test_products_are_those_of_torch(
         return torch.randn(*shape, device=device).to(dtype)
 
     x, gate, up, norm, bias = (
-        random(rows, width, WIDTH),
-        random(40, WIDTH),
-        random(40, WIDTH),
-        random(WIDTH),
-        random(40),
-    )
+        random(rows, width, WIDTH), random(40, WIDTH), random(40, WIDTH), random(WIDTH), random(40),
+    )  # fmt: skip
     close(
         linear.swiglu_linear(x, norm, 1e-5, gate / 8, up / 8),
         linear.swiglu_linear_reference(x, norm, 1e-5, gate / 8, up / 8),

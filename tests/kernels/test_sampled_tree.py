@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -24,29 +23,7 @@ from mmspec.kernels.softmax_stats import stats_of_probs
 from mmspec.methods.dyspec import kernel as sampled_tree
 from mmspec.methods.dyspec.kernel import SampledTree, sample_depth
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 ROWS = 4
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off")
-    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
-    torch.manual_seed(0)
-    return torch.device(request.param)
-
-
-@pytest.fixture
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs start as numbers that are wrong."""
-    new_empty = Tensor.new_empty
-
-    def poisoned(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        fresh = new_empty(self, *args, **kwargs)
-        return fresh.fill_(torch.nan if fresh.is_floating_point() else -9)
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned)
 
 
 @pytest.mark.usefixtures("poison")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,17 +26,7 @@ pytest.importorskip("triton")
 from mmspec.kernels import softmax_stats
 from mmspec.methods.stand import kernel as stand
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 LENGTH, CPU = 30, torch.device("cpu")
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off")
-    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
-    torch.manual_seed(0)
-    return torch.device(request.param)
 
 
 def state_of(line: int, vocab: int, forced: str | None = None, lengths: Sequence[int] = (1, 9, 20)) -> BatchState:

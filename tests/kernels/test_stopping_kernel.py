@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -25,18 +23,12 @@ pytest.importorskip("triton")
 from mmspec.kernels.softmax_stats import stats_of_probs
 from mmspec.methods.draft_stop import kernel as stopping
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 VOCAB = 300
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off")
-    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "CHUNK", 128)
-    torch.manual_seed(0)
-    return torch.device(request.param)
 
 
 def test_drafts_are_those_of_the_reference(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,17 +29,7 @@ from mmspec.kernels import fused_sampler, siblings, softmax_stats, token_init, t
 from mmspec.kernels.draft_tree import draft_tree
 from mmspec.methods.recycle import kernel as recycle
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 VOCAB, LENGTH, CPU = 7, 30, torch.device("cpu")
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off")
-    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
-    torch.manual_seed(0)
-    return torch.device(request.param)
 
 
 def state_of(line: int, forced: str | None = None, lengths: Sequence[int] = (1, 9, 26)) -> BatchState:

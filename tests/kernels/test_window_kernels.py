@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -25,17 +24,6 @@ from mmspec.sampling.rng import INIT, CounterRNG
 pytest.importorskip("triton")
 
 from mmspec.kernels import commit, coupling, fused_sampler, residual, softmax_stats, token_init
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off")
-    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
-    torch.manual_seed(0)
-    return torch.device(request.param)
 
 
 @pytest.mark.parametrize("vocab", [9, 300])

@@ -99,14 +99,10 @@ PROMPT_READERS: dict[str, Callable[[Path], list[str]]] = {
     "eval, bench, measure": of_bench, "generate": of_generate, "suites": of_suite
 }  # fmt: skip
 WRITERS = {
-    "Unix": ("\n", "utf-8", False),
-    "Windows": ("\r\n", "utf-8", False),
-    "Notepad": ("\r\n", "utf-8-sig", False),
-    "joined": ("\n", "utf-8-sig", True),
-    "PowerShell": ("\r\n", "utf-16", False),
-    "big end first": ("\n", "utf-16-be", True),
-    "old Mac": ("\r", "utf-8", False),
-}
+    "Unix": ("\n", "utf-8", False), "Windows": ("\r\n", "utf-8", False), "Notepad": ("\r\n", "utf-8-sig", False),
+    "joined": ("\n", "utf-8-sig", True), "PowerShell": ("\r\n", "utf-16", False),
+    "big end first": ("\n", "utf-16-be", True), "old Mac": ("\r", "utf-8", False),
+}  # fmt: skip
 
 
 def written(writer: str) -> bytes:

@@ -186,12 +186,7 @@ def test_clip_score_cuts_off_each_sample() -> None:
 
 
 GOOD = normal(8, 3, 0)
-METRICS: dict[str, Any] = {
-    "frechet": frechet_distance,
-    "kid": kid,
-    "cmmd": cmmd,
-    "precision_recall": precision_recall,
-}
+METRICS: dict[str, Any] = {"frechet": frechet_distance, "kid": kid, "cmmd": cmmd, "precision_recall": precision_recall}
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -198,9 +198,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr("mmspec.registry.entry_points", entry_points)
     monkeypatch.setattr(
-        registry,
-        "resolve",
-        lambda where: OBJECTS[where[8:]] if where.startswith("outside:") else resolve(where),
+        registry, "resolve", lambda where: OBJECTS[where[8:]] if where.startswith("outside:") else resolve(where)
     )
     installed.cache_clear()
     yield

@@ -127,16 +127,8 @@ def test_a_suite_from_end_to_end(pipe: Pipe, tmp_path: Path, capsys: pytest.Capt
     prompts, out = tmp_path / "p.csv", tmp_path / "out"
     prompts.write_text("Prompts,Category\na red circle,x\na blue star,x\n")
     words = [
-        "eval",
-        "--suite",
-        "drawbench",
-        "--prompts",
-        str(prompts),
-        "--recipes",
-        "scd,lantern:delta=0.9",
-        "--batch",
-        "4",
-    ]
+        "eval", "--suite", "drawbench", "--prompts", str(prompts), "--recipes", "scd,lantern:delta=0.9", "--batch", "4",
+    ]  # fmt: skip
     words += ["--metrics", "attributes,nll,diversity@shapes", "-o", str(out)]
     assert main(words) == 0
     record = json.loads((out / "results.json").read_text())
@@ -159,16 +151,8 @@ def test_distances_of_a_suite_need_real_samples(pipe: Pipe, tmp_path: Path, caps
     prompts = tmp_path / "any.txt"
     prompts.write_text("a red circle\na blue star\na red star\na blue cross\n")
     words = [
-        "eval",
-        "--suite",
-        "coco",
-        "--prompts",
-        str(prompts),
-        "--metrics",
-        "fd@shapes",
-        "-o",
-        str(tmp_path / "out"),
-    ]
+        "eval", "--suite", "coco", "--prompts", str(prompts), "--metrics", "fd@shapes", "-o", str(tmp_path / "out"),
+    ]  # fmt: skip
     assert main(words) == 2
     assert "fd@shapes of MS-COCO 2017" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

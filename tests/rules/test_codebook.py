@@ -19,12 +19,8 @@ from mmspec.codebook import Codebook, nearest
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 CODECS: dict[str, Callable[[], Any]] = {
-    "encodec": tiny.encodec,
-    "dac": tiny.dac,
-    "mimi": tiny.mimi,
-    "x-codec2": tiny.xcodec2,
-    "higgs": tiny.higgs,
-}
+    "encodec": tiny.encodec, "dac": tiny.dac, "mimi": tiny.mimi, "x-codec2": tiny.xcodec2, "higgs": tiny.higgs,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CODECS)

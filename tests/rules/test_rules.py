@@ -157,12 +157,8 @@ def warm_check(recipe: str) -> ExactnessResult:
 def test_relaxation_is_detected(name: str) -> None:
     """A strong relaxation changes the distribution, and the exactness check finds it."""
     strong = {
-        "lantern": "delta=0.6,k=2",
-        "beta": "beta=0.5",
-        "ensemble": "draft=0.7",
-        "omega": "delta=4",
-        "top-m": "m=2",
-    }
+        "lantern": "delta=0.6,k=2", "beta": "beta=0.5", "ensemble": "draft=0.7", "omega": "delta=4", "top-m": "m=2",
+    }  # fmt: skip
     exact, relaxed = warm_check("draft:window=3"), warm_check(f"draft+{name}:{strong[name]},window=3")
     assert exact.ok and not relaxed.ok
     assert relaxed.tokens_per_call > exact.tokens_per_call

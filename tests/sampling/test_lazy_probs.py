@@ -38,8 +38,6 @@ from mmspec.kernels.fused_sampler import Settings
 from mmspec.sampling.kernel_ops import KERNELS
 from mmspec.sampling.lazy_probs import LazyProbs
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
 VOCAB, LENGTH = 21, 5
 
 
@@ -118,23 +116,12 @@ def decoded(
 
 
 SLOW = [
-    "scd:window=3,coupling=gumbel",
-    "draft:window=3",
-    "beta:window=3,beta=0.4",
-    "ensemble:window=3,draft=0.4",
-    "omega:window=3",
-    "lantern:window=3,delta=0.3,k=5",
-    "lantern++:window=3,k=4",
-    "draft+gsd:window=3,group=4",
-    "gsd:window=3,group=5,distance=0.3",
-    "recycle+typical:window=3",
-    "tree-chains:branch=2/1",
-    "tree-dynamic:window=4,depth=2,top=2",
-    "tree-sampled:window=4,depth=2",
-    "tree+lantern:branch=2/1,delta=0.3,k=5",
-    "draft+clusters:window=3,size=3",
-    "spectr:drafts=2,length=2",
-]
+    "scd:window=3,coupling=gumbel", "draft:window=3", "beta:window=3,beta=0.4", "ensemble:window=3,draft=0.4",
+    "omega:window=3", "lantern:window=3,delta=0.3,k=5", "lantern++:window=3,k=4", "draft+gsd:window=3,group=4",
+    "gsd:window=3,group=5,distance=0.3", "recycle+typical:window=3", "tree-chains:branch=2/1",
+    "tree-dynamic:window=4,depth=2,top=2", "tree-sampled:window=4,depth=2", "tree+lantern:branch=2/1,delta=0.3,k=5",
+    "draft+clusters:window=3,size=3", "spectr:drafts=2,length=2",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -300,13 +287,9 @@ def test_logits_without_a_valid_distribution_are_an_error(
     target.cond[0] = torch.arange(VOCAB)  # the first token is the last of the vocabulary; all later logits are invalid
     with pytest.raises(ModelError, match="not numbers"):
         run(
-            target,
-            parse("draft:window=3"),
-            Layout(LENGTH, 4),
-            [SamplingParams(temperature, top_k=1)] * 2,
-            [5, 6],
+            target, parse("draft:window=3"), Layout(LENGTH, 4), [SamplingParams(temperature, top_k=1)] * 2, [5, 6],
             resources(device),
-        )
+        )  # fmt: skip
 
 
 def test_a_draft_model_without_a_valid_distribution_is_an_error(

@@ -54,14 +54,9 @@ SETTINGS = {
     "guidance at first": SamplingParams(guidance_scale=3.0, guidance_end=2),
 }
 EXACT = [
-    "plain",
-    "draft:window=3",
-    "recycle:window=3",
-    "sjd:window=3",
-    "sjd:window=4,start=random",
-    "scd:window=3",
+    "plain", "draft:window=3", "recycle:window=3", "sjd:window=3", "sjd:window=4,start=random", "scd:window=3",
     "scd:window=4,coupling=gumbel",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -26,19 +26,13 @@ from mmspec.sampling.sampler import TokenSampler
 from mmspec.testing.exactness import check
 
 WARPERS = {
-    "temperature": TemperatureLogitsWarper,
-    "top_k": TopKLogitsWarper,
-    "top_p": TopPLogitsWarper,
-    "min_p": MinPLogitsWarper,
-    "typical_p": TypicalLogitsWarper,
-}
+    "temperature": TemperatureLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper,
+    "min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper,
+}  # fmt: skip
 VALUES: dict[str, list[Any]] = {
-    "temperature": [1.0, 0.6],
-    "top_k": [0, 9],
-    "top_p": [1.0, 0.8],
-    "min_p": [0.0, 0.15, 1.0],
+    "temperature": [1.0, 0.6], "top_k": [0, 9], "top_p": [1.0, 0.8], "min_p": [0.0, 0.15, 1.0],
     "typical_p": [1.0, 0.7, 0.05],
-}
+}  # fmt: skip
 
 
 def test_distributions_equal_those_of_transformers() -> None:

@@ -60,20 +60,11 @@ from mmspec.testing.toys import ToyTarget
 GRID = Layout(length=4, width=2)
 LONGER = Layout(length=5, width=2)
 EXACT = [
-    "plain",
-    "draft:window=3",
-    "draft:window=6",
-    "table:window=3",
-    "sjd:window=3,start=left",
-    "sjd:window=4,start=random",
-    "scd:window=3,start=left",
-    "scd:window=4,start=up",
-    "scd:window=3",
-    "scd:window=3,coupling=gumbel",
-    "scd:window=5,coupling=gumbel,start=random",
-    "scd:window=3,start=recycle",
+    "plain", "draft:window=3", "draft:window=6", "table:window=3", "sjd:window=3,start=left",
+    "sjd:window=4,start=random", "scd:window=3,start=left", "scd:window=4,start=up", "scd:window=3",
+    "scd:window=3,coupling=gumbel", "scd:window=5,coupling=gumbel,start=random", "scd:window=3,start=recycle",
     "recycle:window=3",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", ["table:window=3", "scd:window=3", "scd:coupling=gumbel"])

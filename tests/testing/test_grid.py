@@ -29,32 +29,14 @@ from mmspec.testing.toys import ToyTarget, toy_resources
 from mmspec.ways_to_draft import RECIPES
 
 CHAINS = [
-    "draft:window=3",
-    "draft:window=6",
-    "draft:window=3,guidance=2",
-    "layer-skip:window=3",
-    "layer-skip:window=4,layers=1,guidance=1.5",
-    "draft-stop:window=4,stop=0.5",
-    "draft-stop:window=3,layers=1,guidance=1.5",
-    "short-cache:window=3",
-    "short-cache:window=4,guidance=1.5",
-    "cascade:window=4,inner=2",
-    "cascade:window=5,inner=3,recent=0,layers=2",
-    "cascade:window=6,inner=4,guidance=1.5",
-    "table:window=3",
-    "recycle:window=3",
-    "stand:window=4",
-    "retrieval:window=3",
-    "retrieval:window=4,store=row",
-    "eagle:window=3",
-    "medusa:window=3",
-    "block:window=3",
-    "block:window=6",
-    "grid:window=3",
-    "grid:window=6",
-    "frame:window=3",
-    "frame:window=5",
-]
+    "draft:window=3", "draft:window=6", "draft:window=3,guidance=2", "layer-skip:window=3",
+    "layer-skip:window=4,layers=1,guidance=1.5", "draft-stop:window=4,stop=0.5",
+    "draft-stop:window=3,layers=1,guidance=1.5", "short-cache:window=3", "short-cache:window=4,guidance=1.5",
+    "cascade:window=4,inner=2", "cascade:window=5,inner=3,recent=0,layers=2", "cascade:window=6,inner=4,guidance=1.5",
+    "table:window=3", "recycle:window=3", "stand:window=4", "retrieval:window=3", "retrieval:window=4,store=row",
+    "eagle:window=3", "medusa:window=3", "block:window=3", "block:window=6", "grid:window=3", "grid:window=6",
+    "frame:window=3", "frame:window=5",
+]  # fmt: skip
 STARTS = ["left", "up", "random", "table", "recycle", "stand", "model", "model,layers=1", "model,guidance=2"]
 STARTS += ["eagle", "medusa", "block", "grid", "frame"]
 JACOBI = [

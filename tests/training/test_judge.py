@@ -64,11 +64,7 @@ class ToyPipeline:
         self.target = target
 
     def prepare(
-        self,
-        prompts: Sequence[str],
-        slack: int,
-        temperature: float | None = None,
-        guidance_scale: float | None = None,
+        self, prompts: Sequence[str], slack: int, temperature: float | None = None, guidance_scale: float | None = None
     ) -> PreparedPrompts:
         rows = len(prompts)
         samplings = [SamplingParams(1.0 if temperature is None else temperature)] * rows

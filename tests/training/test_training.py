@@ -45,15 +45,9 @@ from mmspec.vision.hf.pipeline import TransformersPipeline
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 
 HEADS: dict[str, Any] = {
-    "eagle": EagleHead,
-    "medusa": MedusaHeads,
-    "hydra": HydraHeads,
-    "block": BlockHead,
-    "grid": GridHead,
-    "kangaroo": ExitAdapter,
-    "prompt": PromptTokens,
-    "one-step": OneStepHead,
-}
+    "eagle": EagleHead, "medusa": MedusaHeads, "hydra": HydraHeads, "block": BlockHead, "grid": GridHead,
+    "kangaroo": ExitAdapter, "prompt": PromptTokens, "one-step": OneStepHead,
+}  # fmt: skip
 
 
 class Killed(Exception):

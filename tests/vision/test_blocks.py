@@ -37,10 +37,7 @@ from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 V, CELL = 2, 2  # 4 blocks of 1 x 2 tokens have 256 sequences
 LAYOUT = Layout(length=4, width=2, cell=(CELL,))
-SETTINGS = {
-    "T=1": SamplingParams(),
-    "T=0.8, top-p, guidance": SamplingParams(0.8, top_p=0.9, guidance_scale=1.5),
-}
+SETTINGS = {"T=1": SamplingParams(), "T=0.8, top-p, guidance": SamplingParams(0.8, top_p=0.9, guidance_scale=1.5)}
 
 
 def tiny(seed: int = 0, vocab_size: int = V, block: tuple[int, int] = (1, CELL)) -> LlamaGenBlockGPT:

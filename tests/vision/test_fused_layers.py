@@ -16,7 +16,6 @@ from mmspec.vision.llamagen.fused_layers import can_fuse
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 MOST = {torch.float32: 10, torch.bfloat16: 5}  # launches of a layer
 
 

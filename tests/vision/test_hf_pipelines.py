@@ -74,22 +74,14 @@ def janus_card(model: Any, processor: Any, prompts: list[str]) -> tuple[Tensor, 
 
 def emu3_card(model: Any, processor: Any, prompts: list[str]) -> tuple[Tensor, Any]:
     inputs = processor(
-        text=prompts,
-        padding=True,
-        padding_side="left",
-        return_tensors="pt",
-        return_for_image_generation=True,
-        ratio="1:1",
-        image_area=1024,
-    )
+        text=prompts, padding=True, padding_side="left", return_tensors="pt", return_for_image_generation=True,
+        ratio="1:1", image_area=1024,
+    )  # fmt: skip
     # As in BAAI's image_generation.py: the unconditional prompt ends with the beginning of the image too.
     negative = processor(
-        text=[NEGATIVE] * len(prompts),
-        return_tensors="pt",
-        return_for_image_generation=True,
-        ratio="1:1",
+        text=[NEGATIVE] * len(prompts), return_tensors="pt", return_for_image_generation=True, ratio="1:1",
         image_area=1024,
-    )
+    )  # fmt: skip
     height, width = inputs.pop("image_sizes")[0]
 
     def allowed(row: int, ids: Tensor) -> Any:
@@ -259,14 +251,9 @@ def decode_by_hand(tensors: dict[str, Tensor], codes: Tensor) -> Tensor:
 
 
 BIG: dict[str, Any] = {
-    "embed_dim": 8,
-    "num_embeddings": 20,
-    "latent_channels": 16,
-    "base_channels": 32,
-    "channel_multiplier": [1, 2, 2],
-    "num_res_blocks": 2,
-    "resolution": 16,
-}
+    "embed_dim": 8, "num_embeddings": 20, "latent_channels": 16, "base_channels": 32, "channel_multiplier": [1, 2, 2],
+    "num_res_blocks": 2, "resolution": 16,
+}  # fmt: skip
 
 
 @torch.no_grad()

@@ -42,13 +42,9 @@ def test_the_tokenizer_of_emu3(tmp_path: Path) -> None:
 
 
 BACK = (
-    (r"middle_block\.", "mid."),
-    (r"(up|down)_block\.\1\.", r"\1."),
-    (r"attn_norms\.(\d+)\.", r"attn.\1.norm."),
-    (r"attn_norm\.", "attn_1.norm."),
-    (r"\b([qkv])_proj\.", r"\1."),
-    (r"\bout_proj\.", "proj_out."),
-)
+    (r"middle_block\.", "mid."), (r"(up|down)_block\.\1\.", r"\1."), (r"attn_norms\.(\d+)\.", r"attn.\1.norm."),
+    (r"attn_norm\.", "attn_1.norm."), (r"\b([qkv])_proj\.", r"\1."), (r"\bout_proj\.", "proj_out."),
+)  # fmt: skip
 
 
 @pytest.mark.releases

@@ -129,12 +129,8 @@ def test_wrong_values_are_refused(case: str) -> None:
 def test_wrong_values_of_infinity_are_refused() -> None:
     model = tiny_infinity()
     given: dict[str, Any] = {
-        "large": model,
-        "texts": texts(),
-        "sizes": SIZES,
-        "seeds": [0, 1],
-        "meter": Meter(model.device, 2),
-    }
+        "large": model, "texts": texts(), "sizes": SIZES, "seeds": [0, 1], "meter": Meter(model.device, 2),
+    }  # fmt: skip
     names = ("texts", "sizes", "sampling", "scale", "extent", "small", "large_maps")
     found = problems(names, lambda name, value: decode_bits(**(given | {name: value})))
     found += problems(["seed"], lambda _, value: decode_bits(**(given | {"seeds": value})), right=RIGHT["seeds"])
@@ -146,10 +142,7 @@ LOADING: dict[str, tuple[Callable[[Any], Any], str]] = {
     "video_latent_shape": (lambda value: mmspec.load(GOLDEN / "cosmos_base", config={"video_latent_shape": value}), ""),
     "apply_yarn": (lambda value: mmspec.load(GOLDEN / "cosmos_base", config={"apply_yarn": value}), "None True False"),
     "draft_model": (lambda value: mmspec.load(GOLDEN / "cosmos_base", config={"draft_model": value}), "None"),
-    "patch_nums": (
-        lambda value: load_var(GOLDEN / "var" / "var_d2.pth", {"patch_nums": value}),
-        "",
-    ),
+    "patch_nums": (lambda value: load_var(GOLDEN / "var" / "var_d2.pth", {"patch_nums": value}), ""),
 }
 
 

@@ -314,12 +314,9 @@ def test_dtypes_of_original_files(tmp_path: Path, capfd: pytest.CaptureFixture[s
     torch.save(tensors, tmp_path / "gpt.pt")
     torch.save({k: v.bfloat16() for k, v in tensors.items()}, tmp_path / "half.pt")
     dtypes = {
-        ("gpt.pt", None): torch.float32,
-        ("gpt.pt", "auto"): torch.float32,
-        ("gpt.pt", torch.bfloat16): torch.bfloat16,
-        ("half.pt", None): torch.float32,
-        ("half.pt", "auto"): torch.bfloat16,
-    }
+        ("gpt.pt", None): torch.float32, ("gpt.pt", "auto"): torch.float32, ("gpt.pt", torch.bfloat16): torch.bfloat16,
+        ("half.pt", None): torch.float32, ("half.pt", "auto"): torch.bfloat16,
+    }  # fmt: skip
     for (file, given), dtype in dtypes.items():
         capfd.readouterr()
         pipe = mmspec.load(str(tmp_path / file), config=CONFIG, dtype=given)

@@ -247,12 +247,9 @@ def test_published_decoding_equals_the_loop() -> None:
 
 
 RECIPES = [
-    "draft+smoothed:sigma=0.3,window=3",
-    "layer-skip+smoothed:layers=1,sigma=0.5",
-    "draft+cspd:window=4",
-    "draft+cspd:schedule=corrected,window=3",
-    "few-steps:steps=4,sigma=0.2",
-]
+    "draft+smoothed:sigma=0.3,window=3", "layer-skip+smoothed:layers=1,sigma=0.5", "draft+cspd:window=4",
+    "draft+cspd:schedule=corrected,window=3", "few-steps:steps=4,sigma=0.2",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

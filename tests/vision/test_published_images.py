@@ -265,10 +265,7 @@ def folder_of(name: str, path: Path) -> Path:
     return path
 
 
-CALLS: dict[str, dict[str, Any]] = {
-    "emu3-gen": {"height": 16, "width": 24},
-    "glm-image": {"height": 32, "width": 64},
-}
+CALLS: dict[str, dict[str, Any]] = {"emu3-gen": {"height": 16, "width": 24}, "glm-image": {"height": 32, "width": 64}}
 
 
 @pytest.mark.parametrize("name", SAMPLING)

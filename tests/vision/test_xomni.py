@@ -24,7 +24,7 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.testing.adapters import check_windows, joint_probs
+from mmspec.testing.adapters import joint_probs
 from mmspec.testing.exactness import compare_with_joint
 from mmspec.vision.hf.adapters.xomni import PUBLISHED, XOmniAdapter
 from mmspec.vision.hf.image_adapter import Components
@@ -92,18 +92,6 @@ def test_the_first_code_is_sampled_from_the_originals_distribution(pipe: Any, sc
         with torch.no_grad():
             p = sampler.probs(job.target(job.plan, 1).prefill(), np.zeros((1, 1), dtype=np.int64))
         assert {str(int(i)): pytest.approx(float(p[0, 0, i]), abs=1e-5) for i in p[0, 0].nonzero()[:, 0]} == expected
-
-
-@pytest.mark.releases
-def test_windows_give_the_logits_of_single_steps(pipe: Any) -> None:
-    """A prompt of text and marks, whose text positions the first and the last layer leave as they are."""
-
-    def make(rows: int, window: int) -> Any:
-        job = pipe._generate_job(ImageRequest([PROMPTS[0]] * rows, True, **SIZE), SamplingParams(guidance_scale=3.0))
-        return job.target(job.plan, window)
-
-    with torch.no_grad():
-        assert check_windows(make, 12) < 1e-4
 
 
 def test_samples_follow_the_enumerated_distribution() -> None:

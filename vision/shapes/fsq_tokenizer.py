@@ -1,7 +1,8 @@
 """The image tokenizer of the shapes model: a small convolutional autoencoder with finite scalar quantisation (FSQ).
 
-The encoder reads one patch at a time and has no normalisation layers, so that identical patches have identical tokens;
-otherwise the transformer would have to learn every combination. The decoder also reads the neighbors of a patch.
+The encoder has no normalisation layers and, by default, reads one patch at a time, so that identical patches have
+identical tokens; otherwise the transformer would have to learn every combination. The decoder also reads the neighbors
+of a patch.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class FSQTokenizer(Component):
         vocab_size: The number of codes that are tokens; None for all.
         channels: Width of the layers.
         image_size: Pixels per side.
+        kernel: Patches per side that each of the encoder's two residual blocks reads, an odd number.
 
     Attributes:
         book: int32 [vocab_size], the code of each token.
@@ -91,6 +93,7 @@ class FSQTokenizer(Component):
         vocab_size: int | None = None,
         channels: int = 96,
         image_size: int = 64,
+        kernel: int = 1,
     ) -> None:
         super().__init__()
         self.vocab_size = vocab_size or math.prod(levels)
@@ -105,8 +108,8 @@ class FSQTokenizer(Component):
             nn.Conv2d(3 * self.factor**2, 2 * channels, 1),
             nn.SiLU(),
             nn.Conv2d(2 * channels, channels, 1),
-            Residual(channels, kernel=1),
-            Residual(channels, kernel=1),
+            Residual(channels, kernel),
+            Residual(channels, kernel),
             nn.SiLU(),
             nn.Conv2d(channels, len(levels), 1),
         )

@@ -14,13 +14,16 @@ import copy
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from muon import MuonAdamW, update_average
+from torch import Tensor
 from torch.nn import functional as F
-from train_scenes.data import Codes, caption_features, training_set, validation
+from train_scenes.data import caption_features, training_set, validation
 from train_shapes.export import export
 from train_shapes.gpt import FOLDERS, build, muon_blocks
 
@@ -31,26 +34,41 @@ from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 
 @torch.no_grad()
-def bits_per_token(gpt: LlamaGenGPT, codes: Codes) -> float:
-    """Mean negative log-likelihood of held-out tokens in bits, given captions with some values omitted."""
-    generator = torch.Generator().manual_seed(0)
+def bits_per_token(gpt: LlamaGenGPT, tokens: Tensor, condition: Tensor) -> float:
+    """Mean negative log-likelihood of tokens [n, N] in bits, given conditions of these images."""
     total = 0.0
-    for tokens, slots in zip(codes.tokens.long().split(16), codes.slots.split(16), strict=True):
+    for some, conditions in zip(tokens.long().split(16), condition.split(16), strict=True):
         with torch.autocast("cpu", torch.bfloat16):
-            logits = gpt(tokens, caption_features(slots, generator))
-        total += float(F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="sum"))
-    return total / codes.tokens.numel() / math.log(2)
+            logits = gpt(some, conditions)
+        total += float(F.cross_entropy(logits.float().flatten(0, 1), some.flatten(), reduction="sum"))
+    return total / tokens.numel() / math.log(2)
 
 
-def train(config: GPTTraining, name: str, out: Path, weights: Path, compiled: bool) -> None:
-    tokenizer = ShapesTokenizer.from_pretrained(weights / "vqvae").float().eval()
-    codes, held_out = training_set(tokenizer, out), validation(tokenizer, 128)
-    torch.manual_seed(0)
-    gpt = build(config, tokenizer, CONDITION_SLOTS, FEATURE_DIM)
+def fit(
+    gpt: LlamaGenGPT,
+    pick: Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]],
+    count: int,
+    held_out_bits: Callable[[LlamaGenGPT], float],
+    config: GPTTraining,
+    checkpoint: Path,
+    folder: Path,
+    compiled: bool,
+) -> None:
+    """Trains a transformer for its budget of CPU time, and exports the average of its weights at intervals.
+
+    Args:
+        gpt: With initial weights.
+        pick: Tokens int64 [B, N] and conditions of some of the training images, by number.
+        count: The number of training images.
+        held_out_bits: Bits per token of a transformer on held-out images.
+        config: Batch, learning rates and budget.
+        checkpoint: The file that a restarted command continues from.
+        folder: Where the average is exported to.
+        compiled: Whether to use torch.compile.
+    """
     average = copy.deepcopy(gpt)
     optimizer = MuonAdamW(gpt, muon_blocks, config)
     step, seconds = 0, 0.0
-    checkpoint = out / f"{name}.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint)
         gpt.load_state_dict(state["gpt"])
@@ -63,26 +81,23 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, compiled: bo
         state = {"gpt": gpt.state_dict(), "average": average.state_dict(), "step": step, "seconds": seconds}
         torch.save(state | {"optimizers": optimizer.state_dict()}, checkpoint.with_suffix(".new"))
         checkpoint.with_suffix(".new").rename(checkpoint)
-        export(average, weights / FOLDERS[name])
-        bits = bits_per_token(average, held_out)
-        report = f"step {step} images {step * config.batch} CPU minutes {seconds / 60:.1f} held-out {bits:.4f}"
-        print(f"{report} bits/token", file=sys.stderr, flush=True)
+        export(average, folder)
+        report = f"step {step} images {step * config.batch} CPU minutes {seconds / 60:.1f}"
+        print(f"{report} held-out {held_out_bits(average):.4f} bits/token", file=sys.stderr, flush=True)
 
     forward = torch.compile(gpt) if compiled else gpt
-    order = torch.randperm(len(codes.tokens), generator=generator)
+    order = torch.randperm(count, generator=generator)
     cursor, recent, last_save, last = 0, 0.0, time.monotonic(), time.process_time()
     budget = 60 * config.cpu_minutes
     while seconds < budget:
         if cursor + config.batch > len(order):
-            order, cursor = torch.randperm(len(codes.tokens), generator=generator), 0
-        picks = order[cursor : cursor + config.batch]
+            order, cursor = torch.randperm(count, generator=generator), 0
+        tokens, condition = pick(order[cursor : cursor + config.batch], generator)
         cursor += config.batch
-        tokens = codes.tokens[picks].long()
-        features = caption_features(codes.slots[picks], generator)
-        dropped = torch.rand(config.batch, generator=generator) < config.caption_drop
-        features[dropped] = gpt.unconditional(int(dropped.sum()))
+        dropped = torch.rand(len(condition), generator=generator) < config.caption_drop
+        condition[dropped] = gpt.unconditional(int(dropped.sum()))
         with torch.autocast("cpu", torch.bfloat16):
-            logits = forward(tokens, features)
+            logits = forward(tokens, condition)
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(gpt.parameters(), 1.0)
@@ -100,6 +115,20 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, compiled: bo
             save()
             last_save, last = time.monotonic(), time.process_time()
     save()
+
+
+def train(config: GPTTraining, name: str, out: Path, weights: Path, compiled: bool) -> None:
+    tokenizer = ShapesTokenizer.from_pretrained(weights / "vqvae").float().eval()
+    codes, held_out = training_set(tokenizer, out), validation(tokenizer, 128)
+    torch.manual_seed(0)
+    gpt = build(config, tokenizer, CONDITION_SLOTS, FEATURE_DIM)
+
+    def pick(numbers: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return codes.tokens[numbers].long(), caption_features(codes.slots[numbers], generator)
+
+    captions = caption_features(held_out.slots, torch.Generator().manual_seed(0))  # some values are omitted
+    bits = partial(bits_per_token, tokens=held_out.tokens, condition=captions)
+    fit(gpt, pick, len(codes.tokens), bits, config, out / f"{name}.pt", weights / FOLDERS[name], compiled)
 
 
 def main() -> None:
