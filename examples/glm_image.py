@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +24,7 @@ def main(pipe: Any = None, side: int = 1024) -> None:
         pipe = GlmImagePipeline.from_pretrained(MODEL, torch_dtype=torch.bfloat16)
         pipe.to("cuda")
 
-    stage = pipe.vision_language_encoder
-    stage.generate = partial(stage.generate, custom_generate=mmspec.generate, recipe="scd")
+    mmspec.accelerate(pipe, "scd")
 
     # The processor needs the size, in multiples of 32 pixels.
     image = pipe("A photo of an astronaut riding a horse on mars", height=side, width=side).images[0]

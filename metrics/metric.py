@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from mmspec.arguments.returned import refused
 from mmspec.errors import ArgumentError, PluginError
 from mmspec.metrics.bootstrap import Index, Resampled, Statistic, resample
 from mmspec.metrics.estimate import Estimate
@@ -232,12 +233,13 @@ class MeanMetric(Metric):
         """One finite score per sample, float64 [B]; the arguments are those of `Metric.extract`."""
 
     def extract(self, samples: SampleBatch, extractor: Any) -> Rows:
-        scores = np.asarray(self.scores(samples, extractor), dtype=np.float64)
+        found = self.scores(samples, extractor)
+        try:
+            scores = np.asarray(found, dtype=np.float64)
+        except (TypeError, ValueError):  # words, or lists of several lengths
+            scores = np.zeros(())
         if scores.shape != (len(samples.paths),):
-            raise ArgumentError(
-                f"metric {self.name!r} returned scores of shape {list(scores.shape)} for {len(samples.paths)} samples; "
-                "there must be one for each"
-            )
+            raise refused(f"metric {self.name!r}", f"a number for each sample, float64 [{len(samples.paths)}]", found)
         for path, score in zip(samples.paths, scores, strict=True):
             if not np.isfinite(score):
                 raise ArgumentError(f"metric {self.name!r} returned {score} for '{path}'; scores must be finite")

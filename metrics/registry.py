@@ -108,7 +108,10 @@ def find_metric(name: str) -> Metric:
     if not extractor or family + EXTRACTOR not in known:
         raise unknown_name("metric", name, known)
     where = _where(known[family + EXTRACTOR])
-    return checked(name, where, resolve(where)(extractor))
+    make = resolve(where)
+    if not callable(make):
+        raise ArgumentError(f"metric {family + EXTRACTOR!r}: '{where}' must be a function (extractor), not {make!r}")
+    return checked(name, where, make(extractor))
 
 
 def checked(name: str, where: Any, found: Any) -> Metric:

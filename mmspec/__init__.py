@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mmspec.batching.async_engine import AsyncEngine
     from mmspec.batching.engine import Engine
     from mmspec.bulk.generator import Generator
+    from mmspec.drop_in.accelerate import accelerate, accelerated, last_stats
     from mmspec.hf.generate import generate
     from mmspec.loading import load
     from mmspec.recipes import Recipe
@@ -26,7 +27,10 @@ __all__ = [
     "Recipe",
     "SamplingParams",
     "__version__",
+    "accelerate",
+    "accelerated",
     "generate",
+    "last_stats",
     "load",
     "register",
 ]
@@ -36,6 +40,9 @@ _HOMES = {
     "Generator": "mmspec.bulk.generator",
     "Recipe": "mmspec.recipes",
     "generate": "mmspec.hf.generate",
+    "accelerate": "mmspec.drop_in.accelerate",
+    "accelerated": "mmspec.drop_in.accelerate",
+    "last_stats": "mmspec.drop_in.accelerate",
     "Engine": "mmspec.batching.engine",
     "AsyncEngine": "mmspec.batching.async_engine",
     "SamplingParams": "mmspec.sampling.params",

@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from mmspec import hub
 from mmspec.arguments import check_device, shown
-from mmspec.environment.importing import resolve
+from mmspec.arguments.returned import refused
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_mean, unknown_name
 from mmspec.files.inputs import check_files
 from mmspec.hub.published import refuse_infinity, refuse_layout, refuse_original
 from mmspec.registry import Info, by_name
+from mmspec.registry.expected import component
 from mmspec.versions import warn_untested
 
 log = logging.getLogger(__name__)
@@ -275,8 +276,11 @@ def load_model(
     if model in known:
         if dtype == "auto":
             raise ArgumentError(f"dtype='auto' was given, but {model!r} is not a model of transformers; name a dtype")
-        load_named: Callable[..., Any] = resolve(known[model].where)
-        return load_named(device=device, dtype=dtype)
+        load_named = component(known[model], "mmspec.models")
+        pipe = load_named(device=device, dtype=dtype)
+        if not callable(pipe):
+            raise refused(f"the model {model!r}", "a pipeline", pipe)
+        return pipe
     if not saved:
         raise ModelError(f"model {model!r} is neither a saved pipeline (model_index.json) nor an original checkpoint")
     from mmspec.vision.saved_pipeline import load_pipeline

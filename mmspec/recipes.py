@@ -15,7 +15,7 @@ from typing import Any
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, did_you_mean, unknown_name
 from mmspec.knobs import DEEPEST, LARGEST, Value, branches, nodes
-from mmspec.registry import heads, refreshes, rules
+from mmspec.registry import heads, refreshes, rules, starts
 from mmspec.rules import Rule
 from mmspec.ways_to_draft import RecipeInfo, networks, ways_to_draft
 
@@ -55,6 +55,7 @@ class Recipe:
         if not self.info.drafts and self.rule_name != "exact" and not self.rule.continuous:
             raise ArgumentError(f"recipe {self.name!r} is not possible: plain decoding has no drafts to accept")
         known = {**self.info.knobs, **self.rule.knobs}
+        _load_choices(given)
         for knob in given:
             if knob not in known:
                 listed = f"its knobs are {', '.join(known)}" if known else "it has no knobs"
@@ -195,6 +196,18 @@ def parse(recipe: str | Recipe) -> Recipe:
             f"recipe={shown(recipe)} is not allowed; it must be a string such as 'scd:window=32', or a Recipe"
         )
     return Recipe(recipe)
+
+
+def _load_choices(given: Mapping[str, Value]) -> None:
+    """Imports the values of `start` and `refresh` that are of other packages.
+
+    Raises:
+        PluginError: If one cannot be loaded, or is none.
+    """
+    for knob, known in (("start", starts()), ("refresh", refreshes())):
+        for parts in (known, heads()):
+            if (name := given.get(knob)) in parts:
+                parts[str(name)]
 
 
 def _read(text: str) -> tuple[str, dict[str, Value]]:

@@ -13,6 +13,8 @@ from mmspec.drafters.recipe_info import (
     DEPTH,
     GUIDANCE,
     MODEL,
+    REFRESH_VALUES,
+    START_VALUES,
     TOP,
     Choice,
     RecipeInfo,
@@ -31,13 +33,13 @@ _START = Knob(
     "auto",
     "token initialization of positions new to the window; auto: the model's n-gram table if it has one, else the token "
     "above, else the token before",
-    choices=("auto", "random", "left", "up", "table"),
+    choices=START_VALUES,
 )
 _REFRESH = {
     "refresh": Knob(
         "none",
         "what reused drafts are coupled to, after the corrected prefix",
-        choices=("none",),
+        choices=REFRESH_VALUES,
     ),
     "refreshed": Knob(1, "drafts per window to refresh", low=1, high=64),
     "weight": Knob(

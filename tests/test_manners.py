@@ -69,14 +69,22 @@ def test_a_batch_size_does_not_change_the_output(name: str) -> None:
         pipe(prompts, batch_size=0)
 
 
-def test_an_interrupted_call_has_rows_for_batches_that_did_not_begin() -> None:
-    pipe = mmspec.load("shapes")
+@pytest.mark.parametrize(("size", "at"), [(2, 2), (1, 30)])
+def test_an_interrupted_call_counts_what_it_has_and_no_more(size: int, at: int) -> None:
+    """In the first batch and in a later one; batches that did not begin have rows without tokens."""
+    pipe, seen = mmspec.load("shapes"), 0
 
     def stop(pipe: Any, calls: int, tokens: int, tensors: Any) -> None:
-        pipe._interrupt = calls == 2
+        nonlocal seen
+        seen += 1
+        pipe._interrupt = seen == at
 
-    out = pipe(PROMPTS["shapes"], seed=0, batch_size=2, callback_on_step_end=stop, output_type="latent")
-    assert out.tokens.shape[0] == 3 and (out.tokens[:2, 0] >= 0).all() and (out.tokens[2] == -1).all()
+    out = pipe(PROMPTS["shapes"], seed=0, batch_size=size, callback_on_step_end=stop, output_type="latent")
+    made = (out.tokens >= 0).sum(1).tolist()
+    assert len(made) == 3 and made[size - 1] and made[2] == 0
+    assert [row.tokens for row in out.stats.rows] == made and out.stats.tokens == sum(made)
+    assert out.stats.target_calls == at
+    assert out.stats.tokens_per_call == sum(made) / sum(row.calls for row in out.stats.rows)
 
 
 @pytest.mark.parametrize("name", ["spoken", "shapes-latent"])

@@ -50,6 +50,7 @@ LAYERS = (
     ("mmspec.bulk",),
     ("mmspec.vision", "mmspec.audio", "mmspec.metrics"),
     ("mmspec.serving",),
+    ("mmspec.drop_in",),
     ("mmspec.loading",),
     ("mmspec.bulk.generator", "mmspec.ray_serve", "mmspec.registry.registration"),
     ("mmspec.cli", "mmspec.__main__"),

@@ -206,7 +206,8 @@ def test_options_of_generate() -> None:
     model, ids = tiny_speech.flat(), torch.tensor([[1, 2]])
     options: dict[str, list[Any]] = {
         "draft_model": [3, "x", []], "table": [3, "x", [], torch.ones(2), torch.ones(2, 2)],
-        "heads": [3, [3], ["x"], object()], "on_step": [3, "x"], "measure_entropy": [3, "x", None],
+        "heads": [3, [3], ["x"], object()], "on_step": [3, "x"], "on_stats": [3, "x"],
+        "measure_entropy": [3, "x", None],
         "recipe": [3, b"x"], "seed": ["x", 1.5, [1, 2]],
     }  # fmt: skip
     for name, values in options.items():

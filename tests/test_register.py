@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,9 @@ import mmspec
 from mmspec import registry
 from mmspec.bulk.generator import Generator
 from mmspec.cli.app import main
+from mmspec.drafters.recipe_info import Choice
 from mmspec.errors import ArgumentError, MMSpecError, PluginError, UnknownNameError
+from mmspec.heads.info import HeadInfo
 from mmspec.hf.adapters import adapter_of
 from mmspec.knobs import Knob
 from mmspec.loading import load as load_model
@@ -76,9 +79,16 @@ COMPONENTS: dict[str, tuple[str, Any]] = {
     "metric": ("brightness", Brightness("brightness")),
     "adapter": ("OtherLlama", ADAPTER),
     "model": ("my-shapes", lambda device, dtype: load_model("shapes", device=device, dtype=dtype)),
+    "head": ("tall-eagle", HeadInfo("mmspec.heads.eagle:EagleHead", "tall", registry.HEADS["eagle"].runner, True)),
+    "start": ("again", Choice("the table that is built while decoding", registry.starts()["recycle"].builders, True)),
+    "refresh": ("inner", Choice("as outer", registry.refreshes()["outer"].builders)),
 }
+GROUPS = {kind: "mmspec.refreshes" if kind == "refresh" else f"mmspec.{kind}s" for kind in COMPONENTS}
 KINDS = list(COMPONENTS)
-RECIPES_OF = {"drafter": "repeat:window=3", "recipe": "wide:window=4", "rule": "raised:by=0.1"}
+RECIPES_OF = {
+    "drafter": "repeat:window=3", "recipe": "wide:window=4", "rule": "raised:by=0.1",
+    "start": "scd:start=again,window=4",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -94,7 +104,7 @@ def everything() -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_name_is_known_until_it_is_undone(kind: Any) -> None:
     name, component = COMPONENTS[kind]
-    group = f"mmspec.{kind}s"
+    group = GROUPS[kind]
     with mmspec.register(kind, name, component) as first:
         assert registry.registered(group)[name].where is component and name in repr(first)
         second = mmspec.register(kind, name, component)  # a cell that runs again
@@ -108,11 +118,28 @@ def test_a_name_is_known_until_it_is_undone(kind: Any) -> None:
     assert name not in registry.registered(group)
 
 
+@pytest.mark.parametrize("order", [*permutations(range(3))], ids=str)
+def test_what_stands_longest_is_left(order: tuple[int, ...]) -> None:
+    """Whatever is undone first, the name means the latest registration that has not been."""
+    components = [Rule(f"number {i}", raised) for i in range(4)]
+    made = [mmspec.register("rule", "raised", each) for each in components[:3]]
+    standing = [0, 1, 2]
+    for gone in order:
+        made[gone].undo()
+        standing.remove(gone)
+        found = registry.registered("mmspec.rules").get("raised")
+        assert (found and found.where) is (components[standing[-1]] if standing else None)
+        with mmspec.register("rule", "raised", components[3]):
+            assert registry.rules()["raised"] is components[3]
+        found = registry.registered("mmspec.rules").get("raised")
+        assert (found and found.where) is (components[standing[-1]] if standing else None)
+
+
 def test_they_are_listed(everything: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     for kind, (name, _) in COMPONENTS.items():
-        (entry,) = (entry for entry in listed[f"{kind}s"] if entry["name"] == name)
+        (entry,) = (entry for entry in listed[GROUPS[kind].removeprefix("mmspec.")] if entry["name"] == name)
         assert entry["summary"]
     assert "repeat" in {entry["name"] for entry in listed["recipes"]}
 
@@ -185,7 +212,7 @@ def test_a_generator_takes_them_and_another_process_is_told(everything: None) ->
         (("drafter", "x", 3), "component=3 is not allowed for kind='drafter'; it must be a function (context)"),
         (
             ("recipe", "x", Repeat),
-            "component=<type> is not allowed for kind='recipe'; it must be a mmspec.ways_to_draft.Rec",
+            "component=<type> is not allowed for kind='recipe'; it must be a mmspec.drafters.recipe_info.Rec",
         ),
         (("rule", "x", raised), "component=<function> is not allowed for kind='rule'; it must be a mmspec.rules.Rule"),
         (
@@ -200,6 +227,11 @@ def test_a_generator_takes_them_and_another_process_is_told(everything: None) ->
         (("rule", "exact", RULE), "name='exact' is taken by mmspec's own rule"),
         (("metric", "fid", Brightness("fid")), "name='fid' is taken by mmspec's own metric"),
         (("model", "shapes", Repeat), "name='shapes' is taken by mmspec's own model"),
+        (("start", "up", COMPONENTS["start"][1]), "name='up' is taken by mmspec's own start"),
+        (("refresh", "model", COMPONENTS["start"][1]), "name='model' is taken by mmspec's own refresh"),
+        (("head", "eagle", COMPONENTS["head"][1]), "name='eagle' is taken by mmspec's own head"),
+        (("head", "x", Repeat), "for kind='head'; it must be a mmspec.heads.info.HeadInfo"),
+        (("start", "x", WIDE), "for kind='start'; it must be a mmspec.drafters.recipe_info.Choice"),
         (("drafter", "lantern", Repeat), "name='lantern' is not allowed for a drafter: a rule has it"),
         (("rule", "scd", RULE), "name='scd' is not allowed for a rule: a recipe has it"),
         (("recipe", "repeat", WIDE), "name='repeat' is registered as a drafter; undo that first"),

@@ -13,7 +13,7 @@ from mmspec.audio.depth.frame_windows import NO_HEADS, PreparedFrameWindows, fra
 from mmspec.batching.call import decode_rows
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.step import OnStep, Watch
+from mmspec.decoding.step import OnStats, OnStep, Watch
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 
@@ -62,6 +62,7 @@ def decode_frames(
     adaptive_windows: AdaptiveWindows | None = None,
     ahead: int = 0,
     heads: Mapping[str, Head] = NO_HEADS,
+    on_stats: OnStats | None = None,
 ) -> DecodedFrames:
     """Decodes the rows of a call.
 
@@ -75,13 +76,14 @@ def decode_frames(
         adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`.
         ahead: Frames in a window; 0 keeps windows inside a frame.
         heads: Draft heads by kind.
+        on_stats: Called with the statistics at the end.
 
     Raises:
         ArgumentError: For a number of frames out of range, and for a recipe with trees.
     """
     windows = {} if adaptive_windows is None else adaptive_windows
     prepared = _prepared(model, recipe, spec, len(seeds), draft, windows, ahead, heads)
-    rows, stats = decode_rows(prepared, recipe, seeds, Watch(on_step))
+    rows, stats = decode_rows(prepared, recipe, seeds, Watch(on_step, on_stats=on_stats))
     frames = pad_sequence(rows, batch_first=True, padding_value=spec.pad)
     return DecodedFrames(frames.to(model.device), stats)
 

@@ -17,7 +17,7 @@ from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
-from mmspec.decoding.step import OnStep, Watch
+from mmspec.decoding.step import OnStats, OnStep, Watch
 from mmspec.decoding.target import Target
 from mmspec.decoding.to_end import Decoded
 from mmspec.errors import ArgumentError, ModelError
@@ -89,6 +89,7 @@ class ColumnDecodingPlan:
         draft: ColumnDecodingPlan | None,
         on_step: OnStep | None,
         tables: Callable[[], Sequence[Tensor]] | None = None,
+        on_stats: OnStats | None = None,
     ) -> Decoded:
         """Runs a recipe.
 
@@ -101,12 +102,13 @@ class ColumnDecodingPlan:
             on_step: Called after every target call.
             tables: Returns the vectors of the codes, float [codes, D] of each codebook, for rules that use code
                 similarity.
+            on_stats: Called with the statistics at the end.
 
         Raises:
             ModelError: If the draft model generates columns of another shape.
         """
         prepared = self.prepare(model, recipe, len(seeds), draft, tables)
-        rows, stats = decode_rows(prepared, recipe, seeds, Watch(on_step))
+        rows, stats = decode_rows(prepared, recipe, seeds, Watch(on_step, on_stats=on_stats))
         columns = torch.full((len(rows), self.layout.length, *self.layout.cell), self.layout.pad)
         for row, found in zip(columns, rows, strict=True):
             row[: len(found)] = found
@@ -176,7 +178,7 @@ def decode_columns(
     """
     model, seeds = call.model, row_seeds(call.seed, batch_size)
     draft = None if call.draft_model is None else plan(check_same_class(model, call.draft_model))
-    return plan(model).decode(model, call.recipe, seeds, draft, call.on_step, tables=tables)
+    return plan(model).decode(model, call.recipe, seeds, draft, call.on_step, tables, call.on_stats)
 
 
 def check_same_class(model: Any, draft_model: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmspec import limits
+from mmspec.arguments.returned import refused
 from mmspec.environment.distributed import ProcessGroup
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.bench.pipe import Pipe, kind_of
@@ -22,7 +23,7 @@ from mmspec.metrics.evaluation.media import check_readable, list_media
 from mmspec.metrics.evaluation.quality import Quality, check_kind, find_metrics, measure, with_differences
 from mmspec.metrics.evaluation.scores import SampleScores
 from mmspec.metrics.evaluation.speed import Speed, speed_of
-from mmspec.metrics.metric import Groups, Metric
+from mmspec.metrics.metric import Groups, Metric, Rows
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import Verdict
@@ -248,12 +249,24 @@ def measure_samples(evaluation: Evaluation, folder: Path, gate: Callable[[Recipe
     scores = {
         metric.name: dict(zip(config.recipes, found, strict=True))
         for metric in metrics
-        if None not in (found := [metric.sample_scores(table[metric.column]) for table in tables])
+        if None not in (found := [_sample_scores(metric, table[metric.column]) for table in tables])
     }
     remarks = [
         line for name, samples in zip(config.recipes, generated, strict=True) for line in _remarks(name, samples)
     ]
     return EvaluationResult(rows, skipped, SampleScores.of([units(config)[i] for i in kept], scores), remarks)
+
+
+def _sample_scores(metric: Metric, rows: Rows) -> Sequence[float] | None:
+    """The score of each sample, or None for a metric of whole sets.
+
+    Raises:
+        PluginError: If they are not as many.
+    """
+    found = metric.sample_scores(rows)
+    if found is not None and (not hasattr(found, "__len__") or len(found) != len(rows)):
+        raise refused(f"`sample_scores` of the metric {metric.name!r}", f"{len(rows)} numbers, or None", found)
+    return found
 
 
 def _remarks(name: str, samples: Sequence[SampleRecord]) -> list[str]:

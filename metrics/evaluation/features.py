@@ -72,10 +72,10 @@ class FeaturePipeline:
             for column, metric in by_column.items():
                 with naming(repr(str(samples.paths[0])), samples.images, first):
                     rows = metric.extract(samples, self._extractors[_key(metric)])
-                if len(rows) != len(samples.paths):
+                if (made := len(rows) if hasattr(rows, "__len__") else 0) != len(samples.paths):
                     raise ArgumentError(
-                        f"metric {metric.name!r} returned {len(rows)} rows for {len(samples.paths)} samples; "
-                        "there must be one for each"
+                        f"metric {metric.name!r} returned {made} rows for {len(samples.paths)} samples; there must be "
+                        "one for each"
                     )
                 columns[column] += rows
         return columns

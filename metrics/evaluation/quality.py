@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmspec.arguments.returned import refused
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
 from mmspec.metrics.comparisons import LEVEL
@@ -153,7 +154,10 @@ def measure(metric: Metric, table: Table, reference: Any, groups: Groups = None)
     """
     rows = table[metric.column]
     metric.check_count(len(rows))
-    return metric.measure(rows, reference, groups)
+    found = metric.measure(rows, reference, groups)
+    if not isinstance(found, Estimate):
+        raise refused(f"`measure` of the metric {metric.name!r}", "a mmspec.metrics.estimate.Estimate", found)
+    return found
 
 
 def with_differences(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from mmspec.errors import ArgumentError, MMSpecError
 from mmspec.metrics.report.live import Progress, progress
@@ -17,6 +18,7 @@ from mmspec.metrics.report.runs import ReportRun
 from mmspec.metrics.report.style import STYLE
 
 HOST = "127.0.0.1"
+log = logging.getLogger(__name__)
 SECONDS = 10  # between two reloads of the page of a running evaluation
 
 
@@ -92,10 +94,13 @@ class _Handler(BaseHTTPRequestHandler):
         if refresh is not None:
             self.send_header("Refresh", str(refresh))
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Requests are not logged."""
+        log.info("%s %s", self.client_address[0], quote(format % arguments, safe=' "/?=&'))
 
 
 def serve_report(folder: Path, port: int, announce: Callable[[str], None]) -> None:

@@ -134,7 +134,10 @@ def decode_rows(
     rows = [RowPrompt(None, SamplingParams(), seed) for seed in seeds]
     engine = CallEngine(_ReadyRows(prepared), [PreparedRequest(rows, _tokens, 0)], recipe, len(rows), watch)
     (tokens,) = engine.results()
-    return tokens, engine.call_stats()
+    stats = engine.call_stats()
+    if watch.on_stats is not None:
+        watch.on_stats(stats)
+    return tokens, stats
 
 
 def _tokens(tokens: Sequence[Tensor], stats: Stats) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -21,14 +21,17 @@ from mmspec.cli.eval import evaluate
 from mmspec.cli.export_drafter import export_drafter
 from mmspec.cli.generate import generate
 from mmspec.cli.image import image
-from mmspec.cli.logs import Verbose, logged, share_verbose
+from mmspec.cli.logs import Verbose, logged
 from mmspec.cli.ls import ls
 from mmspec.cli.measure import measure
+from mmspec.cli.modes import Command
 from mmspec.cli.music import music
 from mmspec.cli.option_names import in_options, options_of
 from mmspec.cli.report import report
 from mmspec.cli.serve import demo, serve
+from mmspec.cli.shared_options import share_options
 from mmspec.cli.speak import speak
+from mmspec.cli.threads import Threads, own_threads
 from mmspec.cli.train_drafter import train_drafter
 from mmspec.cli.train_judge import train_judge
 from mmspec.cli.video import video
@@ -45,27 +48,17 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Time recipes side by side in one run.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
-app.command("image")(image)
-app.command("speak")(speak)
-app.command("music")(music)
-app.command("video")(video)
-app.command("generate")(generate)
-app.command("check")(check)
-app.command("eval")(evaluate)
-app.command("report")(report)
-app.command("measure")(measure)
-app.command("train-drafter")(train_drafter)
-app.command("train-judge")(train_judge)
-app.command("convert")(convert)
-app.command("export-drafter")(export_drafter)
-app.command("serve")(serve)
-app.command("demo")(demo)
-app.command("ls")(ls)
-app.command("env")(env)
-bench.command("image")(bench_image)
-bench.command("speak")(bench_speak)
-bench.command("kernels")(bench_kernels)
-bench.command("predict")(bench_predict)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "image": image, "speak": speak, "music": music, "video": video, "generate": generate, "check": check,
+    "eval": evaluate, "report": report, "measure": measure, "train-drafter": train_drafter, "train-judge": train_judge,
+    "convert": convert, "export-drafter": export_drafter, "serve": serve, "demo": demo, "ls": ls, "env": env,
+}  # fmt: skip
+_BENCHMARKS: dict[str, Callable[..., None]] = {
+    "image": bench_image, "speak": bench_speak, "kernels": bench_kernels, "predict": bench_predict,
+}  # fmt: skip
+for _group, _commands in ((app, _COMMANDS), (bench, _BENCHMARKS)):
+    for _name, _function in _commands.items():
+        _group.command(_name, cls=Command)(_function)
 
 
 def print_version(asked: bool) -> None:
@@ -83,6 +76,7 @@ def options(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
     verbose: Verbose = 0,
+    threads: Threads = None,
 ) -> None:
     """Holds the options of `mmspec` itself."""
 
@@ -110,9 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # paths that the terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = typer.main.get_command(app)
-    share_verbose(command)
+    share_options(command)
     try:
-        with logged(), command.make_context("mmspec", words) as context:
+        with logged(), own_threads(), command.make_context("mmspec", words) as context:
             command.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()

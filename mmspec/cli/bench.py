@@ -45,7 +45,6 @@ Batch = Annotated[str, typer.Option(help="Rows per call, separated by commas.")]
 Prompts = Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Number of prompts to use, from the first.", show_default="all")]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")]
-Threads = Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Time single calls of a model of size --config.")]
 Config = Annotated[
     str, typer.Option(help="With --random-weights: llamagen-b, llamagen-l, llamagen-xl or llamagen-xxl.")
@@ -70,7 +69,6 @@ def bench_image(
     min_p: MinP = None,
     typical_p: TypicalP = None,
     guidance_scale: GuidanceScale = None,
-    threads: Threads = None,
     drafter: Drafter = None,
     dtype: Weights = DType.auto,
     device: Device = "cpu",
@@ -91,14 +89,13 @@ def bench_image(
         return bench_steps(config, device, read_sizes(batch), repeats, output, as_json)
     if output == STDOUT:  # the record instead of the table, as with --json
         output, as_json = None, True
-    chosen, sizes = _plan(recipes, batch, output, threads)
+    chosen, sizes = _plan(recipes, batch, output)
 
     from mmspec.metrics.bench.recipes import SamplingOverrides
     from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
 
     texts = read_prompts(prompts, limit, BY_MODEL.get(model, BUILTIN))
     say_limit(limit, len(texts))
-    set_threads(threads)
     pipe = load_image_generator(model, device, drafter, dtype=dtype)
     score = attribute_score(model) if model in ("shapes", "scenes") else None
     overrides = SamplingOverrides(temperature, top_k, top_p, guidance_scale, min_p, typical_p)
@@ -120,7 +117,6 @@ def bench_speak(
     top_p: TopP = None,
     min_p: MinP = None,
     typical_p: TypicalP = None,
-    threads: Threads = None,
     drafter: Drafter = None,
     dtype: Weights = DType.auto,
     device: Device = "cpu",
@@ -135,7 +131,7 @@ def bench_speak(
     """
     if output == STDOUT:  # the record instead of the table, as with --json
         output, as_json = None, True
-    chosen, sizes = _plan(recipes, batch, output, threads)
+    chosen, sizes = _plan(recipes, batch, output)
 
     from mmspec.metrics.bench.latency import first_audio, latency_table
     from mmspec.metrics.bench.recipes import SamplingOverrides
@@ -143,7 +139,6 @@ def bench_speak(
 
     texts = read_prompts(prompts, limit, SPEECH)
     say_limit(limit, len(texts))
-    set_threads(threads)
     pipe = without_bars(load_audio_pipeline(model, device, dtype=dtype), drafter)
     score = word_accuracy() if model == "spoken" else None
     overrides = SamplingOverrides(temperature, top_k, top_p, None, min_p, typical_p)
@@ -156,25 +151,15 @@ def bench_speak(
         print(f"\n{latency_table(latencies)}")
 
 
-def _plan(recipes: str, batch: str, output: Path | None, threads: int | None) -> tuple[list[Recipe], list[int]]:
+def _plan(recipes: str, batch: str, output: Path | None) -> tuple[list[Recipe], list[int]]:
     """The recipes and batch sizes, checked before any work is done."""
     names = split_recipes(recipes)
     limits.RECIPES.check("--recipes", len(names))
     chosen = [parse(text) for text in names]
     sizes = read_sizes(batch)
-    if threads is not None:
-        limits.THREADS.check("--threads", threads)
     if output is not None:
         check_writable(output, "-o/--output")
     return chosen, sizes
-
-
-def set_threads(threads: int | None) -> None:
-    """Sets the number of torch's threads; None leaves it."""
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def _measure(

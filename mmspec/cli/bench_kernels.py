@@ -27,7 +27,6 @@ def bench_kernels(
     vocab: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of the vocabulary.")] = 16384,
     dtype: Annotated[str, typer.Option(help="Of the logits: float32, float16 or bfloat16.")] = "float32",
     repeats: Annotated[int, typer.Option(min=1, help="Timed calls of each implementation.")] = 5,
-    threads: Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")] = None,
     device: Device = "cpu",
     output: Annotated[
         Path | None,
@@ -41,8 +40,6 @@ def bench_kernels(
     if output == STDOUT:  # the record instead of the table, as with --json
         output, as_json = None, True
     limits.LOGITS.check("--batch, --window and --vocab", batch * (window + 1) * vocab)
-    if threads is not None:
-        limits.THREADS.check("--threads", threads)
     if output is not None:
         check_writable(output, "-o/--output")
 
@@ -52,8 +49,6 @@ def bench_kernels(
     from mmspec.metrics.environment import environment
 
     check_device(device)
-    if threads is not None:
-        torch.set_num_threads(threads)
     with bounded_memory("--batch, --window and --vocab"), torch.inference_mode():
         report = kernel_bench.bench_kernels(torch.device(device), batch, window, vocab, getattr(torch, dtype), repeats)
     record = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmspec import limits
-from mmspec.cli.bench import Prompts, Threads, set_threads, split_recipes
+from mmspec.cli.bench import Prompts, split_recipes
 from mmspec.cli.model_options import DType, Weights
 from mmspec.cli.options import (
     Device,
@@ -56,7 +56,6 @@ def bench_predict(
     min_p: MinP = None,
     typical_p: TypicalP = None,
     guidance_scale: GuidanceScale = None,
-    threads: Threads = None,
     drafter: Drafter = None,
     dtype: Weights = DType.auto,
     device: Device = "cpu",
@@ -73,8 +72,6 @@ def bench_predict(
     limits.OUTPUTS.check("--samples", samples)
     limits.OUTPUTS.check("--batch", batch)
     chosen = [parse(text) for text in names]
-    if threads is not None:
-        limits.THREADS.check("--threads", threads)
 
     from mmspec.metrics.bench.predict import calls, predict
     from mmspec.metrics.bench.recipes import SamplingOverrides
@@ -82,7 +79,6 @@ def bench_predict(
     from mmspec.metrics.prompts import BUILTIN, BY_MODEL, SPEECH, read_prompts
     from mmspec.pipeline import makes_audio
 
-    set_threads(threads)
     pipe = load_pipeline(model, device, drafter, dtype)
     if prompt is None:
         builtin = BY_MODEL.get(model, SPEECH if makes_audio(pipe) else BUILTIN)

@@ -13,6 +13,7 @@ import typer
 
 from mmspec.cli.exactness_gate import is_foreign
 from mmspec.cli.options import Json
+from mmspec.cli.threads import suit_threads
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, configured_recipe, parse
 from mmspec.ways_to_draft import ways_to_draft
@@ -74,24 +75,11 @@ def check(
     two samples are compared, and the score is their largest difference in standard errors; a relaxed rule has no bound
     there and always passes. Exit status 1 if a recipe fails.
     """
-    given: dict[str, object] = {
-        "--prompt": prompt,
-        "--device": device,
-        "--dtype": dtype,
-        "--tokenizer": tokenizer,
-        "--style": style,
-    }
-    given |= {"--tokens": tokens, "--rows": rows, "--output": output}
     if model is not None:
-        if columns or latents:
-            raise ArgumentError("--columns and --latents are for toy models; leave them out with -m/--model")
         wanted = None if what == "all" else [parse(what)]
         options = ModelOptions(prompt, device or "cpu", dtype, tokenizer, style, tokens or 64, rows or 64)
         report_model(model, wanted, options, output, as_json)
         return
-    for name, value in given.items():
-        if value is not None:
-            raise ArgumentError(f"{name} is for a model; name one with -m/--model")
     if columns and latents:
         raise ArgumentError("--columns and --latents exclude each other; give one of them")
     chosen = all_recipes(columns, latents) if what == "all" else [parse(what)]
@@ -151,6 +139,7 @@ def report_model(
     if output is not None:
         check_writable(output, "-o/--output")
     disable_loading_bars()
+    suit_threads(model)
     config = None if options.style is None else {"style": options.style}
     pipe = mmspec.load(model, device=options.device, dtype=options.dtype, tokenizer=options.tokenizer, config=config)
     if hasattr(pipe, "set_progress_bar_config"):

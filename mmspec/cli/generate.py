@@ -108,8 +108,6 @@ def generate(
     its prompt, seed and settings only. Exit status 1 when the model refused a prompt.
     """
     if status is not None:
-        if prompts is not None or output is not None:
-            raise ArgumentError("--status looks at a folder and generates nothing; leave --prompts and --output out")
         print_status(status, as_json)
         return
     if prompts is None or output is None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -64,17 +64,3 @@ def set_level(level: LogLevel | None, default: LogLevel) -> None:
         _OWN.setLevel(level.upper())
     else:
         _OWN.setLevel(min(_OWN.level, getattr(logging, default.upper())))
-
-
-def share_verbose(command: Any) -> None:
-    """Gives each command below a group the group's own option `-v`, so that it may stand before or after the name."""
-    option = next(parameter for parameter in command.params if parameter.name == "verbose")
-    option.expose_value = False
-    _add(option, command)
-
-
-def _add(option: Any, group: Any) -> None:
-    for command in group.commands.values():
-        command.params.append(option)
-        if hasattr(command, "commands"):
-            _add(option, command)

@@ -1,4 +1,4 @@
-"""`mmspec ls`: the models, adapters, drafters, recipes, rules and metrics that are installed."""
+"""`mmspec ls`: the models, adapters, recipes and their parts, rules and metrics that are installed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from mmspec.cli.options import Json
 from mmspec.errors import PluginError, unknown_name
 
 T = TypeVar("T")
-KINDS = ("models", "adapters", "drafters", "recipes", "rules", "metrics")
+KINDS = ("models", "adapters", "drafters", "recipes", "rules", "metrics", "heads", "starts", "refreshes")
 
 
 def ls(
-    what: Annotated[
-        str | None, typer.Argument(metavar="[models|adapters|drafters|recipes|rules|metrics]", show_default=False)
-    ] = None,
+    what: Annotated[str | None, typer.Argument(metavar=f"[{'|'.join(KINDS)}]", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
     """List what is installed, plug-ins included.
 
     Exact recipes and rules keep the target distribution. Drafters are listed for plug-ins only; each is a recipe.
+    Starts and refreshes are values of the knobs of these names beside those of `mmspec ls recipes`.
     """
     if what is not None and what not in KINDS:
         raise unknown_name("list", what, KINDS)
@@ -48,8 +47,8 @@ def _entries(kind: str) -> list[dict[str, Any]]:
     from mmspec.hf.adapters import adapters
     from mmspec.loading import models
     from mmspec.metrics.registry import metrics
-    from mmspec.registry import Info, plugins, rules
-    from mmspec.ways_to_draft import ways_to_draft
+    from mmspec.registry import Info, heads, installed, plugins, refreshes, registered, rules, starts
+    from mmspec.ways_to_draft import RECIPES, ways_to_draft
 
     if kind == "recipes":
         return _described(
@@ -59,6 +58,11 @@ def _entries(kind: str) -> list[dict[str, Any]]:
         return _described(
             rules(), lambda rule: {"exact": rule.exact, "summary": rule.summary, "knobs": list(rule.knobs)}
         )
+    if kind == "heads":
+        return _described(heads(), lambda head: {"summary": str(head.head)})
+    if kind in ("starts", "refreshes"):
+        choices = starts() if kind == "starts" else refreshes()
+        return _described(choices, lambda choice: {"summary": choice.summary, "knobs": list(choice.knobs)})
     named: Mapping[str, str | Info]
     if kind == "models":
         named = models()
@@ -66,8 +70,9 @@ def _entries(kind: str) -> list[dict[str, Any]]:
         named = adapters()
     elif kind == "metrics":
         named = metrics()
-    else:
-        named = plugins("mmspec.drafters")
+    else:  # a recipe of the same name hides an entry point
+        hidden = {*RECIPES, *installed("mmspec.recipes")} - {*registered("mmspec.drafters")}
+        named = {name: info for name, info in plugins("mmspec.drafters").items() if name not in hidden}
     return [{"name": name, "summary": getattr(found, "summary", found)} for name, found in named.items()]
 
 

@@ -44,7 +44,7 @@ def measure(
     ] = None,
     save_reference: Annotated[
         Path | None,
-        typer.Option(show_default=False, help="Write the statistics of the first folder to this .npz instead."),
+        typer.Option(show_default=False, help="Write the statistics of the folder to this .npz instead."),
     ] = None,
     shapes: ShapesWeights = None,
     inception: InceptionWeights = None,
@@ -84,6 +84,8 @@ def measure(
     check_device(device)
     disable_loading_bars()
     if save_reference is not None:
+        if len(folders) > 1:
+            raise ArgumentError(f"--save-reference writes the statistics of one folder, not of {len(folders)}")
         print(_save(folders[0], names, weights, device, save_reference))
         return
     from mmspec.metrics.evaluation.folders import measure_folders

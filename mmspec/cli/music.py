@@ -34,7 +34,6 @@ from mmspec.cli.options import (
     read_recipe,
 )
 from mmspec.cli.pipelines import load_audio_pipeline
-from mmspec.errors import ArgumentError
 
 
 def music(
@@ -72,8 +71,6 @@ def music(
 ) -> None:
     """Generate music from descriptions, and print the path of each file."""
     chosen = None if recipe is None else read_recipe(recipe, window)
-    if window is not None and chosen is None:
-        raise ArgumentError("--window requires --recipe")
     check_output(output, stream, as_json)
     paths = plan_files(output, len(prompts) * number, format, sampling_rate)
     wanted = [prompt for prompt in prompts for _ in range(number)]

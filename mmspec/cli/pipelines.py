@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmspec.cli.model_options import DType
+from mmspec.cli.threads import suit_threads
 from mmspec.errors import ArgumentError
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ def load_generator(
 def dtype_of(model: str, dtype: DType, device: str) -> Any:
     """The argument `dtype` of `mmspec.load`.
 
+    It is asked for by every command that loads a model, which then computes in as many threads as suit the model.
+
     `auto` is float32 for models by name, whose weights are small, and for saved pipelines on a CPU: theirs are often
     stored in float16, in which a CPU is slow.
     """
@@ -65,6 +68,7 @@ def dtype_of(model: str, dtype: DType, device: str) -> Any:
 
     from mmspec.loading import models
 
+    suit_threads(model)
     if dtype == DType.auto:
         saved = device == "cpu" and (Path(model) / "model_index.json").is_file()
         return torch.float32 if saved or model in models() else "auto"

@@ -65,8 +65,8 @@ def report(
     is written: the page follows the evaluation, and no other machine can reach it.
     """
     if serve:
-        if len(folders) > 1 or output is not None or form is not Format.HTML:
-            raise ArgumentError("--serve shows the page of one folder; leave out -o, --format and further folders")
+        if len(folders) > 1:
+            raise ArgumentError(f"--serve shows the page of one folder, not of {len(folders)}")
         from mmspec.metrics.report.server import serve_report
 
         serve_report(folders[0], port, lambda address: print(address, flush=True))

@@ -182,7 +182,8 @@ def demo(
     from mmspec.serving.settings import ServerSettings
 
     loading = LoadOptions(device, dtype)
-    _run(models or ["shapes", "spoken"], chosen, ServerSettings(port=port), 16, 64, loading, open_page=browser)
+    settings, names = ServerSettings(port=port), models or ["shapes", "spoken"]
+    _run(names, chosen, settings, 16, 64, loading, open_page=browser, usual=LogLevel.warning)
 
 
 def _run(
@@ -194,7 +195,8 @@ def _run(
     loading: LoadOptions,
     open_page: bool,
     learn: Path | None = None,
-    log_level: LogLevel | None = LogLevel.warning,
+    log_level: LogLevel | None = None,
+    usual: LogLevel = LogLevel.info,
 ) -> None:
     from mmspec.serving.app import Application
     from mmspec.serving.server import address_of, bind
@@ -217,7 +219,7 @@ def _run(
         print(f"mmspec: listening on {address}", file=sys.stderr, flush=True)
         if open_page:
             webbrowser.open(address)
-        set_level(log_level, LogLevel.info)  # a line per request, but an error while models are loaded stays one line
+        set_level(log_level, usual)  # a line per request, but an error while models are loaded stays one line
         run(application, listener)
     finally:
         listener.close()

@@ -36,7 +36,7 @@ from mmspec.cli.options import (
     read_recipe,
 )
 from mmspec.cli.pipelines import load_audio_pipeline, without_bars
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import PromptError
 from mmspec.media.text import lines_of
 
 
@@ -87,10 +87,6 @@ def speak(
 ) -> None:
     """Generate speech from texts, and print the path of each file."""
     chosen = None if recipe is None else read_recipe(recipe, window)
-    if window is not None and chosen is None:
-        raise ArgumentError("--window requires --recipe")
-    if voice_text is not None and voice_file is None:
-        raise ArgumentError("--voice-text requires --voice-file")
     options = read_config(config, style=style, draft_model=draft_model)
     check_output(output, stream, as_json)
     wanted = read_texts(texts)

@@ -167,12 +167,6 @@ def train_drafter(
     for name, value, known in (("kind", kind, KINDS), ("loss", loss, LOSSES), ("rotary", rotary, ROTARY)):
         if value not in known:
             raise unknown_name(name, value, known)
-    if drafter is not None and kind != "small":
-        raise ArgumentError(f"--drafter requires --kind small; a drafter of kind '{kind}' starts from new weights")
-    if select is not None and reference is None:
-        raise ArgumentError(f"--select: {select} requires --reference; without one all positions count")
-    if voice_text is not None and voice_file is None:
-        raise ArgumentError("--voice-text requires --voice-file")
     options = read_config(config, style=style)
     check_folder(output, OPTION, "training.json")
 

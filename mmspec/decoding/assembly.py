@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mmspec.arguments import shown
+from mmspec.arguments.returned import missing
+from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.foreign_parts import checked_rule
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch, decode_window
 from mmspec.decoding.resources import DraftingContext, DraftResources
@@ -19,7 +23,7 @@ from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, PluginError
 from mmspec.knobs import LARGEST
 from mmspec.recipes import Recipe
-from mmspec.registry import heads, refreshes, starts
+from mmspec.registry import RULES, heads, refreshes, starts
 from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
@@ -108,13 +112,16 @@ def build_drafter(
         raise ArgumentError(f"recipes with a tree are not possible here: {type(target).__name__} reads windows only")
     known = heads().usable(), starts().usable(), refreshes().usable()
     context = DraftingContext(recipe, layout, target, samplings, resources, sampler, batch_size, *known)
-    drafter = resolve(builder)(context)
+    make = resolve(builder)
     builder = getattr(builder, "__qualname__", builder)
+    if not callable(make):
+        raise PluginError(f"the builder '{builder}' of recipe {recipe.name!r} must be a function, not {shown(make)}")
+    drafter = make(context)
     members = ("propose", "observe", "calls", *(["verify"] if recipe.info.tree else []))
-    if missing := [name for name in members if not hasattr(drafter, name)]:
+    if lacks := missing(drafter, members):
         raise PluginError(
             f"the builder '{builder}' of recipe {recipe.name!r} must return a "
-            f"{'TreeDrafter' if recipe.info.tree else 'Drafter'}, not {drafter!r}, which has no {', '.join(missing)}"
+            f"{'TreeDrafter' if recipe.info.tree else 'Drafter'}, not {shown(drafter)}, which has no {', '.join(lacks)}"
         )
     if not hasattr(drafter, "ROWS") and hasattr(drafter, "select_rows"):
         raise PluginError(
@@ -129,6 +136,7 @@ def build_rule(recipe: Recipe, resources: DraftResources) -> Accept:
 
     Raises:
         ArgumentError: If the rule is for tokens that are vectors.
+        PluginError: If it is one of another package, whose factory returns no function.
     """
     if recipe.rule.continuous:
         raise ArgumentError(
@@ -136,11 +144,15 @@ def build_rule(recipe: Recipe, resources: DraftResources) -> Accept:
             "tokens of this model are ids; see 'mmspec ls rules'"
         )
     if recipe.rule.takes_codebook and resources.codebooks is not None:
-        return PerCodebook(
-            [recipe.rule.build(recipe.knobs, codebook, resources.heads) for codebook in resources.codebooks()]
-        )
+        return PerCodebook([_built(recipe, codebook, resources) for codebook in resources.codebooks()])
     codebook = resources.codebook() if recipe.rule.takes_codebook and resources.codebook is not None else None
-    return recipe.rule.build(recipe.knobs, codebook, resources.heads)
+    return _built(recipe, codebook, resources)
+
+
+def _built(recipe: Recipe, codebook: Codebook | None, resources: DraftResources) -> Accept:
+    """The rule for one codebook."""
+    rule = recipe.rule.build(recipe.knobs, codebook, resources.heads)
+    return rule if recipe.rule is RULES.get(recipe.rule_name) else checked_rule(recipe.rule_name, rule)
 
 
 def window_policy(

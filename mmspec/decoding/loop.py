@@ -26,6 +26,7 @@ from mmspec.decoding.ahead import (
 )
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.drafter import Drafter, UploadsWithWindow
+from mmspec.decoding.foreign_parts import check_draft
 from mmspec.decoding.rows import can_join, join_rows
 from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
 from mmspec.decoding.stats import Meter, Stats
@@ -316,6 +317,7 @@ def open_window(target: Target, drafter: Drafter, state: BatchState, width: int,
         meter.clock.lap("other")
     if width > 1:
         draft = drafter.propose(state, width - 1, draws)
+        check_draft(drafter, "propose", draft, state, width - 1)
         meter.clock.lap("drafter")
     logits = read_window(target, _window_of(state, draft), state.before)
     meter.clock.lap("target")

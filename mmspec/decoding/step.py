@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.stats import Stats
+
 
 class TokensSoFar(Sequence[Tensor]):
     """The tokens of each row so far, views of one copy of them all.
@@ -66,6 +68,7 @@ class Step:
 
 
 OnStep = Callable[[Step], None]
+OnStats = Callable[[Stats], None]
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,12 @@ class Watch:
     Attributes:
         on_step: Called after every target call of a batch. An exception in it ends the call.
         measure_entropy: Whether to measure `Stats.entropy` and `Stats.nll`.
+        on_stats: Called with the statistics of a call at its end.
     """
 
     on_step: OnStep | None = None
     measure_entropy: bool = False
+    on_stats: OnStats | None = None
 
     def converted(self, convert: Callable[[Tensor], Tensor] | None) -> Watch:
         """Shows steps with the tokens of each row converted, as the pipeline gives them out; None leaves them."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.foreign_parts import check_tree
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import Target, TreeTarget, bind_features
 from mmspec.sampling.acceptance import Accept
@@ -86,6 +87,7 @@ def decode_tree(
     meter.clock.lap("other")
     iteration = meter.iteration(state.ids)
     draft = drafter.propose(state, iteration)
+    check_tree(drafter, draft, len(state.ids))
     meter.clock.lap("drafter")
     tree, numbers, window = draft.tree, draft.numbers, draft.window
     if numbers is None:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.drafter import ContinuationDrafter
+from mmspec.decoding.foreign_parts import check_draft
 from mmspec.decoding.resources import DraftingContext
+from mmspec.drafters.choices import REFRESH, START, built_choice
 from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
 from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
-from mmspec.environment.importing import resolve
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
@@ -201,7 +202,11 @@ class Jacobi:
         if self._refresh is not None:
             tokens, q, reused = self._refresh.refresh(state, tokens, q, reused, draws)
         draft = Draft(tokens, q)
-        return self._continuation.extend(state, draft, reused, draws) if reused.host.min() < count else draft
+        if reused.host.min() == count:
+            return draft
+        extended = self._continuation.extend(state, draft, reused, draws)
+        check_draft(self._continuation, "extend", extended, state, count)
+        return extended
 
 
 def build(context: DraftingContext) -> Jacobi:
@@ -224,7 +229,7 @@ def build(context: DraftingContext) -> Jacobi:
         start = "table" if has_table else "up" if context.layout.width else "left"
     refresh = outer_layers = None
     if (name := str(knobs["refresh"])) in context.refreshes:
-        outer_layers = resolve(context.refreshes[name].builders["tokens"])(context)
+        outer_layers = built_choice(REFRESH, name, context.refreshes[name], context)
     elif name != "none":
         from mmspec.drafters.refresh import Refresh
         from mmspec.drafters.runners import build_runner
@@ -245,6 +250,6 @@ def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     if name == "table" and context.resources.continuation is not None:
         return context.resources.continuation()
     if name in context.starts:
-        found: ContinuationDrafter = resolve(context.starts[name].builders["tokens"])(context)
+        found: ContinuationDrafter = built_choice(START, name, context.starts[name], context)
         return found
     return InitDrafter(token_init(context, name), forcing_frames(context.target))

@@ -12,6 +12,10 @@ from typing import Any
 from mmspec.errors import ArgumentError
 from mmspec.knobs import Branching, Knob
 
+# Of the knobs of Jacobi recipes: the values that the core has, besides the networks of drafters.
+START_VALUES = ("auto", "random", "left", "up", "table")
+REFRESH_VALUES = ("none",)
+
 
 @dataclass(frozen=True)
 class RecipeInfo:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from mmspec.arguments.returned import checked_call, has
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget, FrameFeatureTarget, TreeTarget
 from mmspec.drafters.draft_model import draft_model_of
@@ -58,5 +59,10 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
             f"drafter has a vocabulary of {head.vocab_size} tokens, the model {target.vocab_size}; they must match"
         )
     depth = int(recipe.knobs["refreshed"]) if recipe.knobs.get("refresh") == kind else recipe.depth
-    build: BuildRunner = resolve(network.runner)
-    return build(head, context, TokenSampler(settings, layout.constraint, target.device), depth)
+    sampler = TokenSampler(settings, layout.constraint, target.device)
+    must, members = "a mmspec.drafters.draft_runner.DraftRunner", has("calls", "root", "nodes", "observe")
+    build = resolve(network.runner)
+    found: DraftRunner = checked_call(
+        f"the runner of the head {kind!r}", build, head, context, sampler, depth, must=must, fits=members
+    )
+    return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.registry import Info, by_name
+from mmspec.registry.expected import component
 
 if TYPE_CHECKING:
     from mmspec.hf.plan import Plan, PlanRequest
@@ -85,12 +85,12 @@ def adapter_of(model: Any) -> GenerateAdapter:
 
     Raises:
         ArgumentError: If the class has no adapter.
+        PluginError: If that of another package cannot be loaded, or is none.
     """
     known = adapters()
     name = adapted_class(model)
     if name is not None:
-        found = known[name]
-        adapter: GenerateAdapter = resolve(found.where if isinstance(found, Info) else found)
+        adapter: GenerateAdapter = component(known[name], "mmspec.adapters")
         return adapter
     name = type(model).__name__
     if hasattr(model, "get_base_model"):

@@ -20,7 +20,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, normalised_guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
-from mmspec.decoding.step import OnStep, Step, Watch
+from mmspec.decoding.step import OnStats, OnStep, Step, Watch
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.head import Head
 from mmspec.hf.adapters import GenerateAdapter, adapter_of
@@ -79,6 +79,7 @@ def generate(
     on_step: OnStep | None = None,
     measure_entropy: bool = False,
     token_streamer: Any = None,
+    on_stats: OnStats | None = None,
     given: Collection[str] | None = None,
     **inputs: Any,
 ) -> Tensor | GenerateOutput:
@@ -116,6 +117,8 @@ def generate(
         measure_entropy: Also report the entropy of the model's distribution.
         token_streamer: A streamer of transformers. It receives the prompt, and the tokens as they are committed; its
             `end()` is called even after an error.
+        on_stats: Called with the statistics at the end, also for models whose output has none; Bark's coarse
+            stage calls it for each of its windows.
         given: The names of the caller's keywords, where they are known; see `mmspec.hf.call.call_generate`.
         **inputs: The inputs of the model, passed by transformers.
 
@@ -135,7 +138,7 @@ def generate(
             "generate from a prompt, call a pipeline: mmspec.load('shapes')('a red circle')"
         )
     warn_untested()
-    check_options(draft_model, table, heads, on_step, measure_entropy)
+    check_options(draft_model, table, heads, on_step, measure_entropy, on_stats)
     try:
         refuse_call(unwrap(model), generation_config)
         recipe = choose_recipe(recipe, draft_model, model.device.type)
@@ -150,14 +153,16 @@ def generate(
             prepared = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
             by_kind = {head.kind: head.to(model.device) for head in heads}
             return own(
-                GenerateRequest(unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step, by_kind, given)
+                GenerateRequest(
+                    unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step, by_kind, given, on_stats
+                )
             )
         job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs, given)
         if token_streamer is not None:
             token_streamer.put(input_ids.cpu())
         resources = job.resources(draft_model, recipe.window, heads)
         observer = job.observer(on_step, token_streamer)
-        rows, stats = decode(job, recipe, seed, resources, table, Watch(observer, measure_entropy))
+        rows, stats = decode(job, recipe, seed, resources, table, Watch(observer, measure_entropy, on_stats))
     finally:
         # A reader in another thread waits for the end, also after an error.
         if token_streamer is not None:

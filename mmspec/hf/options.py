@@ -13,7 +13,9 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 
 
-def check_options(draft_model: Any, table: Any, heads: Any, on_step: Any, measure_entropy: Any) -> None:
+def check_options(
+    draft_model: Any, table: Any, heads: Any, on_step: Any, measure_entropy: Any, on_stats: Any = None
+) -> None:
     """Checks the types of the options of `mmspec.generate`, before any work.
 
     Raises:
@@ -26,4 +28,5 @@ def check_options(draft_model: Any, table: Any, heads: Any, on_step: Any, measur
     if not isinstance(heads, Sequence) or not all(isinstance(head, Head) for head in heads):
         raise ArgumentError(f"heads={shown(heads)} is not allowed; it must be a list of draft heads, see load_head")
     check_callback("on_step", on_step)
+    check_callback("on_stats", on_stats)
     check_flag("measure_entropy", measure_entropy)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.decoding.step import OnStep
+from mmspec.decoding.step import OnStats, OnStep
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 
@@ -30,6 +30,7 @@ class GenerateRequest:
         on_step: Called after every target call, as in `mmspec.generate`.
         heads: Draft heads by kind.
         given: The keywords of the caller, as in `mmspec.generate`.
+        on_stats: Called with the statistics at the end, as in `mmspec.generate`.
     """
 
     model: Any
@@ -44,6 +45,7 @@ class GenerateRequest:
     on_step: OnStep | None
     heads: Mapping[str, Head] = field(default_factory=dict)
     given: Collection[str] | None = None
+    on_stats: OnStats | None = None
 
 
 def unwrap(model: Any) -> Any:

@@ -53,8 +53,9 @@ def read_audio(path: Path, limit: Limit) -> tuple[NDArray[np.float32], int]:
                 samples += len(block)
     except ArgumentError:
         raise
-    # Errors of libsndfile are RuntimeErrors; TypeError: a .raw file needs a sampling rate.
-    except (OSError, RuntimeError, ValueError, TypeError) as error:
+    except soundfile.LibsndfileError as error:  # whose text has the path once more
+        raise ArgumentError(f"{name} is not a readable recording ({error.error_string.rstrip('.')})") from error
+    except (OSError, RuntimeError, ValueError, TypeError) as error:  # TypeError: a .raw file needs a sampling rate
         raise ArgumentError(f"{name} is not a readable recording ({one_line(error)})") from error
     limit.check(name, ceil(samples / rate))
     if not samples:

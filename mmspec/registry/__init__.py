@@ -19,14 +19,14 @@ What `mmspec.register` adds comes first, because it refuses such a name unless i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from mmspec.drafters.recipe_info import Choice
+from mmspec.drafters.recipe_info import REFRESH_VALUES, START_VALUES, Choice
 from mmspec.environment.importing import resolve
 from mmspec.errors import PluginError
 from mmspec.heads.info import HeadInfo
@@ -88,10 +88,18 @@ class Components(Mapping[str, T], Generic[T]):
         group: The entry-point group.
         kind: The class that the entry points must name.
         more: Other components, by name.
+        kept: Other names of mmspec, which entry points do not take.
     """
 
-    def __init__(self, own: Mapping[str, T], group: str, kind: type[T], more: Mapping[str, T] | None = None) -> None:
-        self._own, self._group, self._kind, self._more = own, group, kind, more or {}
+    def __init__(
+        self,
+        own: Mapping[str, T],
+        group: str,
+        kind: type[T],
+        more: Mapping[str, T] | None = None,
+        kept: Sequence[str] = (),
+    ) -> None:
+        self._own, self._group, self._kind, self._more, self._kept = own, group, kind, more or {}, kept
 
     def __getitem__(self, name: str) -> T:
         """The component of that name.
@@ -115,14 +123,15 @@ class Components(Mapping[str, T], Generic[T]):
         return any(name in layer for layer in self._layers())
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._more, **by_name(self._own, self._group)})
+        return iter({name: None for layer in reversed(self._layers()) for name in layer})
 
     def __len__(self) -> int:
         return len(set(self))
 
     def _layers(self) -> tuple[Mapping[str, T | Info], ...]:
         """The components that names are looked up in, one mapping after the other."""
-        return registered(self._group), self._own, installed(self._group), self._more
+        others = {name: info for name, info in installed(self._group).items() if name not in self._kept}
+        return registered(self._group), self._own, others, self._more
 
     def usable(self) -> dict[str, T]:
         """The components that can be loaded."""
@@ -158,9 +167,9 @@ def heads() -> Components[HeadInfo]:
 
 def starts() -> Components[Choice]:
     """The values of the knob `start` that the core does not have, by name."""
-    return Components(table.STARTS, "mmspec.starts", Choice)
+    return Components(table.STARTS, "mmspec.starts", Choice, kept=(*START_VALUES, "model", *HEADS))
 
 
 def refreshes() -> Components[Choice]:
     """The values of the knob `refresh` that the core does not have, by name."""
-    return Components(table.REFRESHES, "mmspec.refreshes", Choice)
+    return Components(table.REFRESHES, "mmspec.refreshes", Choice, kept=(*REFRESH_VALUES, "model", *HEADS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args
 from mmspec.arguments import check_flag, shown
 from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.registry import REGISTERED, Info, installed, registered
+from mmspec.registry.expected import EXPECTED
 
-Kind = Literal["model", "adapter", "drafter", "recipe", "rule", "metric"]
+Kind = Literal["model", "adapter", "drafter", "recipe", "rule", "metric", "head", "start", "refresh"]
 _LATEST = dict[tuple[str, str], "Registration"]()
 _NAME = re.compile(r"\w[\w.@-]*")
 
@@ -66,7 +67,9 @@ def register(kind: Kind, name: str, component: Any, *, replace: bool = False) ->
         kind: "drafter": a function that builds it from a `mmspec.decoding.resources.DraftingContext`. "rule": a
             `mmspec.rules.Rule`. "metric": a `mmspec.metrics.metric.Metric`. "adapter": a
             `mmspec.hf.adapters.GenerateAdapter` for the class of transformers that `name` names. "model": a function
-            (device, dtype) that returns a pipeline. "recipe": a `mmspec.ways_to_draft.RecipeInfo`.
+            (device, dtype) that returns a pipeline. "recipe": a `mmspec.ways_to_draft.RecipeInfo`. "head": a
+            `mmspec.heads.info.HeadInfo`. "start" and "refresh": a `mmspec.drafters.recipe_info.Choice`, a value of the
+            knob of that name.
         name: The name, such as "lookup".
         component: The object.
         replace: Whether it may take over a name of mmspec or of an installed package.
@@ -94,7 +97,7 @@ def register(kind: Kind, name: str, component: Any, *, replace: bool = False) ->
 
 
 def _group(kind: Kind) -> str:
-    return f"mmspec.{kind}s"
+    return "mmspec.refreshes" if kind == "refresh" else f"mmspec.{kind}s"
 
 
 def _described(component: Any) -> str:
@@ -106,24 +109,11 @@ def _described(component: Any) -> str:
 def _check_component(kind: Kind, name: str, component: Any) -> None:
     """Checks that an object is what its kind requires."""
     from mmspec.metrics.registry import EXTRACTOR, checked
-    from mmspec.rules import Rule
-    from mmspec.ways_to_draft import RecipeInfo
 
     if kind == "metric" and not name.endswith(EXTRACTOR):
         checked(name, f"component={shown(component)}", component)
         return
-    must_be: dict[Kind, tuple[str, Callable[[Any], bool]]] = {
-        "model": ("a function (device, dtype) that returns a pipeline", callable),
-        "adapter": (
-            "a module or an object with the functions vocab_size and plan",
-            lambda found: callable(getattr(found, "vocab_size", None)) and callable(getattr(found, "plan", None)),
-        ),
-        "drafter": ("a function (context) that returns a drafter", callable),
-        "recipe": ("a mmspec.ways_to_draft.RecipeInfo", lambda found: isinstance(found, RecipeInfo)),
-        "rule": ("a mmspec.rules.Rule", lambda found: isinstance(found, Rule)),
-        "metric": ("a function (extractor) that returns a metric", callable),
-    }
-    what, fits = must_be[kind]
+    what, fits = EXPECTED[_group(kind)]
     if not fits(component):
         raise ArgumentError(f"component={shown(component)} is not allowed for kind={kind!r}; it must be {what}")
 
@@ -165,7 +155,9 @@ def _own(kind: Kind) -> Collection[str]:
         from mmspec.metrics.registry import METRICS
 
         return METRICS
-    from mmspec.registry import RULES
+    from mmspec.registry import HEADS, RULES
     from mmspec.ways_to_draft import RECIPES
 
-    return RULES if kind == "rule" else RECIPES
+    if kind in ("start", "refresh"):
+        return RECIPES["scd"].knobs[kind].choices
+    return RULES if kind == "rule" else HEADS if kind == "head" else RECIPES

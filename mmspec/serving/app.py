@@ -35,9 +35,9 @@ from mmspec.serving.page import add_page
 from mmspec.serving.raster import MEDIA_TYPES as IMAGE_TYPES
 from mmspec.serving.schemas import GenerationRequest, ImageRequest, SpeechRequest
 from mmspec.serving.settings import ServerSettings
-from mmspec.serving.speech import DEFAULT_VOICE, SpeechJob
+from mmspec.serving.speech import SpeechJob
 from mmspec.serving.sse import HEADERS, MEDIA_TYPE
-from mmspec.serving.stand_ins import ANY, check_voices
+from mmspec.serving.stand_ins import ANY, check_sizes, check_voices
 from mmspec.serving.stored_images import StoredImages
 
 CLOSE_SECONDS = 5.0  # a model ends after the call that runs
@@ -65,8 +65,8 @@ class Application:
     def __init__(self, models: list[ServedModel], settings: ServerSettings | None = None) -> None:
         self.settings = settings or ServerSettings()
         self.models = Models(models, self.settings.aliases)
-        voices = [voice for model in models for voice in model.voices]
-        check_voices(self.settings.voices, list(dict.fromkeys([*voices, DEFAULT_VOICE])))
+        check_voices(self.settings.voices, [model.voices for model in models if model.kind == "speech"])
+        check_sizes(self.settings.sizes, [model.sized for model in models if model.kind == "image"])
         self.metrics = ServerMetrics()
         self.busy = self.cut = 0
         self.hangs = False

@@ -71,6 +71,16 @@ class BoundedConnection(H11Protocol):
         else:
             self._expect_head()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP. A request with such a body is over, without an answer of its own."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        super().send_400_response(msg)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():  # what the client does not read must not keep it open

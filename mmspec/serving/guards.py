@@ -83,12 +83,14 @@ class Guards:
             return
 
         request_id = new_id(dict(scope["headers"]).get(HEADER))
-        answer = _Answer(scope, request_id.decode())
+        answer, is_head = _Answer(scope, request_id.decode()), scope["method"] == "HEAD"
 
         async def guarded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (HEADER, request_id), *_HEADERS]
                 self._count(scope["path"], message["status"])
+            elif is_head:
+                message = {**message, "body": b""}
             answer.note(message)
             await send(message)
 
@@ -98,7 +100,8 @@ class Guards:
             except ApiError as error:
                 await error.response()(scope, receive, guarded_send)
                 return
-            await self._app(scope, _BoundedBody(receive), guarded_send)
+            routed = {**scope, "method": "GET"} if is_head else scope  # every route of GET has HEAD, too
+            await self._app(routed, _BoundedBody(receive), guarded_send)
         finally:
             answer.log()
 

@@ -20,7 +20,7 @@ from mmspec.serving.accounting import Accounting
 from mmspec.serving.errors import ApiError
 from mmspec.serving.generation import DecodingRequest, Generation
 from mmspec.serving.models import ServedModel
-from mmspec.serving.raster import Raster, encoded_image, raster_of, size_of, takes_size
+from mmspec.serving.raster import Raster, encoded_image
 from mmspec.serving.schemas import ImageRequest
 from mmspec.serving.sse import event
 from mmspec.serving.stand_ins import stand_in
@@ -70,31 +70,13 @@ class ImageJob:
         if request.output_compression is not None and self.format == "png":
             self.notes.append(f"output_compression={request.output_compression} has no effect on png")
         try:
-            self.size, self.raster = self._sized(request.size)
+            self.size, self.raster = self.model.sized(request.size)
         except ArgumentError:
             other = stand_in(self.sizes, str(request.size))
             if other is None:
                 raise
-            self.size, self.raster = self._sized(other)
+            self.size, self.raster = self.model.sized(other)
             self.notes.append(f"size={request.size!r} became {self.raster.size!r}")
-
-    def _sized(self, size: str | None) -> tuple[tuple[int, int] | None, Raster]:
-        """Height and width of the image, None for the model's default, and its grid.
-
-        Raises:
-            ArgumentError: If the model has no images of this size.
-        """
-        default, wanted = self.model.raster, size_of(size)
-        if wanted in (None, (default.height, default.width)):
-            return None, default
-        assert wanted is not None
-        limits.PIXELS.check("size", wanted[0] * wanted[1])
-        if not takes_size(self.model.pipe):
-            raise ArgumentError(f"size={size!r} is not allowed; this model has images of {default.size}")
-        try:
-            return wanted, raster_of(self.model.pipe, wanted)
-        except ArgumentError as error:
-            raise ArgumentError(f"size={size!r} is not allowed: {error}; auto is {default.size}") from error
 
     @property
     def format(self) -> str:

@@ -10,13 +10,14 @@ from functools import cached_property
 from typing import Any, Literal
 from weakref import WeakSet
 
+from mmspec import limits
 from mmspec.audio.adapter import PreparedText
-from mmspec.errors import did_you_mean
+from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.pipeline import makes_audio
 from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.serving.errors import ApiError, cut_off
 from mmspec.serving.generation import DecodingRequest, Engine, Generation
-from mmspec.serving.raster import Raster, raster_of
+from mmspec.serving.raster import Raster, raster_of, size_of, takes_size
 from mmspec.serving.stand_ins import check_aliases
 from mmspec.serving.step_clock import StepClock
 
@@ -56,6 +57,24 @@ class ServedModel:
     def raster(self) -> Raster:
         """The grid of an image model's default images."""
         return raster_of(self.pipe)
+
+    def sized(self, size: str | None) -> tuple[tuple[int, int] | None, Raster]:
+        """Height and width of the image, None for the model's default, and its grid.
+
+        Raises:
+            ArgumentError: If the model has no images of this size.
+        """
+        default, wanted = self.raster, size_of(size)
+        if wanted in (None, (default.height, default.width)):
+            return None, default
+        assert wanted is not None
+        limits.PIXELS.check("size", wanted[0] * wanted[1])
+        if not takes_size(self.pipe):
+            raise ArgumentError(f"size={size!r} is not allowed; this model has images of {default.size}")
+        try:
+            return wanted, raster_of(self.pipe, wanted)
+        except ArgumentError as error:
+            raise ArgumentError(f"size={size!r} is not allowed: {error}; auto is {default.size}") from error
 
     @property
     def voices(self) -> Sequence[str]:

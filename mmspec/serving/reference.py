@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
 from mmspec.limits import VOICE_SECONDS
 from mmspec.media.audio import read_audio
@@ -67,7 +68,7 @@ def _read(path: Path) -> tuple[NDArray[np.float32], int]:
     try:
         return read_audio(path, VOICE_SECONDS)
     except ArgumentError as error:
-        raise _refused("ref_audio " + str(error).replace(f"'{path}'", "the recording")) from None
+        raise _refused(str(error).replace(shown(str(path)), "ref_audio")) from None
 
 
 def _local_file(url: str, folder: Path | None) -> Path:

@@ -13,7 +13,7 @@ from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
 from mmspec.files.inputs import read_text
 from mmspec.media.text import lines_of
-from mmspec.serving.stand_ins import check_sizes
+from mmspec.serving.stand_ins import check_size_names
 
 KEYS = "MMSPEC_API_KEYS"  # the environment variable
 SHORTEST_KEY = 8
@@ -79,7 +79,7 @@ def check_settings(settings: ServerSettings) -> None:
     folder = settings.media_folder
     if folder is not None and not folder.is_dir():
         raise ArgumentError(f"--allowed-local-media-path: there is no folder {shown(str(folder))}")
-    check_sizes(settings.sizes)
+    check_size_names(settings.sizes)
 
 
 def read_api_keys(file: Path | None) -> tuple[str, ...]:

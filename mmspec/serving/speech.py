@@ -20,14 +20,13 @@ from mmspec.serving.accounting import Accounting
 from mmspec.serving.audio_encoder import encoder_rate, new_encoder
 from mmspec.serving.errors import ApiError, from_mmspec
 from mmspec.serving.generation import CallOutput, DecodingRequest, Generation
+from mmspec.serving.header_text import in_header
 from mmspec.serving.models import ServedModel
 from mmspec.serving.reference import Reference, read_reference
 from mmspec.serving.schemas import SpeechRequest, VoiceId
 from mmspec.serving.settings import ServerSettings
 from mmspec.serving.sse import event
-from mmspec.serving.stand_ins import ANY, stand_in
-
-DEFAULT_VOICE = "default"
+from mmspec.serving.stand_ins import ANY, DEFAULT_VOICE, stand_in
 
 
 @dataclass
@@ -115,7 +114,7 @@ class SpeechJob:
             "X-Channels": str(self.channels),
         }
         if self.all_notes:
-            headers["X-Notes"] = "; ".join(self.all_notes).encode("unicode_escape").decode()[:1000]
+            headers["X-Notes"] = in_header(self.all_notes)
         return headers
 
     @property

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mmspec.arguments import shown
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, MMSpecError
 
 ANY = "*"  # stands for all names that are not known
+DEFAULT_VOICE = "default"
 SIZE = r"^(auto|[1-9]\d{0,4}x[1-9]\d{0,4})$"
 
 
@@ -41,25 +42,37 @@ def check_aliases(aliases: Mapping[str, str], models: Sequence[str]) -> None:
         ArgumentError: If one does not.
     """
     for name, model in aliases.items():
+        if name == ANY:
+            raise ArgumentError(f"--alias {name}={model} is not allowed; name each, since a request may name no other")
         if name in models:
             raise ArgumentError(f"--alias {name}={model} is not allowed; {name} is itself a model")
         if model not in models:
             raise ArgumentError(f"--alias {name}={model} is not allowed; the models are {', '.join(models)}")
 
 
-def check_voices(voices: Mapping[str, str], known: Sequence[str]) -> None:
-    """Checks that other names of voices stand for voices.
+def check_voices(voices: Mapping[str, str], known: Sequence[Sequence[str]]) -> None:
+    """Checks that other names of voices do not hide voices, and stand for some.
+
+    Args:
+        voices: The other names.
+        known: The voices of each model of speech.
 
     Raises:
         ArgumentError: If one does not.
     """
+    allowed = list(dict.fromkeys([*(voice for own in known for voice in own), DEFAULT_VOICE]))
     for name, voice in voices.items():
-        if voice not in known:
-            raise ArgumentError(f"--voice-alias {name}={voice} is not allowed; the voices are {', '.join(known)}")
+        refused = f"--voice-alias {name}={voice} is not allowed; "
+        if not known:
+            raise ArgumentError(f"{refused}no model here generates speech")
+        if voice not in allowed:
+            raise ArgumentError(f"{refused}the voices are {', '.join(allowed)}")
+        if name == DEFAULT_VOICE or all(name in own for own in known):
+            raise ArgumentError(f"{refused}{name} is itself a voice")
 
 
-def check_sizes(sizes: Mapping[str, str]) -> None:
-    """Checks that sizes of images stand for sizes.
+def check_size_names(sizes: Mapping[str, str]) -> None:
+    """Checks that sizes of images and what they stand for look like sizes.
 
     Raises:
         ArgumentError: If one does not.
@@ -70,6 +83,36 @@ def check_sizes(sizes: Mapping[str, str]) -> None:
                 f"--size-alias {name}={size} is not allowed; write SIZE=SIZE or *=SIZE, with auto or WIDTHxHEIGHT as "
                 "SIZE"
             )
+
+
+def check_sizes(sizes: Mapping[str, str], sized: Sequence[Callable[[str], object]]) -> None:
+    """Checks that sizes stand for those that models have, and are none themselves.
+
+    Args:
+        sizes: The sizes, by those that requests name.
+        sized: Of each model of images a function that refuses the sizes that it does not have.
+
+    Raises:
+        ArgumentError: If one does not.
+    """
+    for name, size in sizes.items():
+        refused = f"--size-alias {name}={size} is not allowed; "
+        if not sized:
+            raise ArgumentError(f"{refused}no model here generates images")
+        reasons = [reason for check in sized if (reason := _refusal(check, size))]
+        if len(reasons) == len(sized):
+            raise ArgumentError(f"{refused}{reasons[0]}")
+        if name != ANY and not any(_refusal(check, name) for check in sized):
+            raise ArgumentError(f"{refused}{name} is itself a size")
+
+
+def _refusal(check: Callable[[str], object], size: str) -> str:
+    """Why a size is refused, or nothing."""
+    try:
+        check(size)
+    except MMSpecError as error:
+        return str(error)
+    return ""
 
 
 def stand_in(names: Mapping[str, str], name: str) -> str | None:

@@ -75,7 +75,7 @@ def test_melody_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for more, message in (
         (["--melody", str(tmp_path / "none.wav"), "-m", "none"], "none.wav' is not a readable recording (no such"),
         (["--melody", str(tmp_path)], "is not a readable recording (not a file)"),
-        (["--melody", str(tmp_path / "no.wav")], "is not a readable recording (Error opening"),
+        (["--melody", str(tmp_path / "no.wav")], "is not a readable recording (Format not recognised)"),
         (["--melody", str(tmp_path / "no.raw")], "is not a readable recording (samplerate"),
     ):
         assert main([*words, *more, "-o", str(tmp_path / "y.wav")]) == 2

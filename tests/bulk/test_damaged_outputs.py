@@ -27,8 +27,8 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> BulkPipe:
 
 def generate(folder: Path, format: str) -> int:
     (folder / "prompts.txt").write_text("".join(f"prompt {i}\n" for i in range(PROMPTS)))
-    words = ["--prompts", str(folder / "prompts.txt"), "-o", str(folder / "out"), "--format", format, "--pack", "2"]
-    return main(["generate", *words, "--batch", "2"])
+    words = ["--prompts", str(folder / "prompts.txt"), "-o", str(folder / "out"), "--format", format, "--batch", "2"]
+    return main(["generate", *words, *([] if format == "files" else ["--pack", "2"])])
 
 
 @pytest.mark.parametrize("format", FORMATS)

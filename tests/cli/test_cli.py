@@ -231,7 +231,8 @@ def test_progress_goes_to_a_terminal_only(
 def test_ls_marks_exact_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--json"]) == 0
     listing = json.loads(capsys.readouterr().out)
-    assert list(listing) == ["models", "adapters", "drafters", "recipes", "rules", "metrics"]
+    parts = ["heads", "starts", "refreshes"]
+    assert list(listing) == ["models", "adapters", "drafters", "recipes", "rules", "metrics", *parts]
     assert "shapes" in {entry["name"] for entry in listing["models"]}
     recipes = {entry["name"]: entry for entry in listing["recipes"]}
     assert recipes["scd"]["exact"] is True

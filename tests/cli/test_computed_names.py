@@ -22,7 +22,8 @@ from mmspec.serving.learning import learning
 from mmspec.training.kinds import new_drafter
 
 Patch = pytest.MonkeyPatch
-TRAINING = "--sequences 6 --held-out 1 --steps 2 --batch 2 --save-every 1 --validate-every 1 --depth 2 --hidden 16"
+SAMPLES = "--sequences 6 --held-out 1 --batch 2 --depth 2"
+TRAINING = f"{SAMPLES} --steps 2 --save-every 1 --validate-every 1 --hidden 16"
 """Options of a training that takes a moment."""
 
 
@@ -34,18 +35,9 @@ def generate(format: str) -> Callable[[Path, Patch], int]:
         # One more prompt each time, so that there is something to write.
         count = 3 * (1 + out.exists())
         (out.parent / "prompts.txt").write_text("".join(f"prompt {i}\n" for i in range(count)))
+        pack = [] if format == "files" else ["--pack", "2"]
         return main(
-            [
-                "generate",
-                "--prompts",
-                str(out.parent / "prompts.txt"),
-                "-o",
-                str(out),
-                "--format",
-                format,
-                "--pack",
-                "2",
-            ]
+            ["generate", "--prompts", str(out.parent / "prompts.txt"), "-o", str(out), "--format", format, *pack]
         )
 
     return run
@@ -71,7 +63,7 @@ def train(*words: str) -> Callable[[Path, Patch], int]:
         patch.setattr(mmspec.cli.train_drafter, "load_pipeline", lambda *_: tiny_pipe())
         (out.parent / "prompts.txt").write_text("".join(f"{text}\n" for text in PROMPTS))
         prompts = ["--prompts", str(out.parent / "prompts.txt")]
-        return main(["train-drafter", "-o", str(out), *prompts, *words, *TRAINING.split()])
+        return main(["train-drafter", "-o", str(out), *prompts, *words])
 
     return run
 
@@ -139,8 +131,8 @@ COMMANDS: dict[str, Callable[[Path, Patch], int]] = {
     "eval": evaluate,
     "report": report(),
     "report svg": report("--format", "svg"),
-    "train-drafter medusa": train("--kind", "medusa"),
-    "train-drafter retrieval": train("--kind", "retrieval"),
+    "train-drafter medusa": train("--kind", "medusa", *TRAINING.split()),
+    "train-drafter retrieval": train("--kind", "retrieval", *SAMPLES.split()),
     "train-judge": judge,
     "serve --learn": learn,
     "image": outputs("image", "a red circle", "-n", "2", ".png"),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from bulk_pipe import BulkPipe
+from served import held_model
 
 import mmspec.cli.pipelines
-from mmspec.cli.app import app, main
-from mmspec.cli.logs import LogLevel, logged, set_level, share_verbose
+import mmspec.cli.serve
+import mmspec.serving.server
+from mmspec.cli.app import main
+from mmspec.cli.logs import LogLevel, logged, set_level
 from mmspec.cli.run_progress import RunProgress, rate_and_rest
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) [\w.]+: .+")
@@ -40,14 +41,6 @@ def test_verbose_stands_before_or_after_the_command(
     assert len(found) == lines and all(map(LINE.fullmatch, found)), err
     assert "secret" not in err
     assert logging.getLogger("mmspec").level == logging.NOTSET, "the level stays that of the caller"
-
-
-def test_every_command_takes_verbose() -> None:
-    command: Any = typer.main.get_command(app)
-    share_verbose(command)
-    for group in (command, command.commands["bench"]):
-        for name, one in group.commands.items():
-            assert "verbose" in [parameter.name for parameter in one.params], name
 
 
 @pytest.mark.parametrize(
@@ -121,3 +114,24 @@ def test_lines_of_progress(generate: list[str], capsys: pytest.CaptureFixture[st
 
 def test_rate_and_rest() -> None:
     assert rate_and_rest(1, 40.0, 3, "runs") == "0.025 runs/s, 02:00 left"
+
+
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        (["demo", "--no-browser"], logging.WARNING),
+        (["demo", "--no-browser", "-v"], logging.INFO),
+        (["-vv", "demo", "--no-browser"], logging.DEBUG),
+        (["serve", "shapes"], logging.INFO),
+        (["serve", "shapes", "-vv"], logging.DEBUG),
+        (["serve", "shapes", "-v", "--log-level", "error"], logging.ERROR),
+    ],
+)
+def test_servers_log_requests_as_asked(words: list[str], level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(mmspec.cli.serve, "_load", lambda *args: held_model()[0])
+    monkeypatch.setattr(
+        mmspec.serving.server, "serve", lambda *_: found.append(logging.getLogger("mmspec").getEffectiveLevel())
+    )
+    assert main([*words, "--port", "0"]) == 0
+    assert found == [level]

@@ -206,7 +206,7 @@ def test_the_command_checks_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     found = json.loads(capsys.readouterr().out)
     assert found["facts"]["dtype"] == "bfloat16" and found["prompt_ids"] and found["kind"].startswith("Janus")
     assert main(["check", "--rows", "16"]) == 2
-    assert "--rows is for a model; name one with -m/--model" in capsys.readouterr().err
+    assert "--rows requires -m/--model" in capsys.readouterr().err
     assert main(["check", "-m", "shapes", "--columns"]) == 2
 
 

@@ -287,7 +287,7 @@ INTRODUCTION = """# Arguments of `generate`
 Every argument of transformers' `model.generate(..., custom_generate=mmspec.generate)`, as tried on a tiny Llama with
 transformers {releases}. *As transformers* means: greedy tokens, or samples from a single allowed id, equal those of
 the model's own `generate` with the same argument. *Refused* is one line, before any work. `mmspec.generate` itself
-takes `recipe`, `seed`, `draft_model`, `table`, `heads`, `on_step`, `measure_entropy` and `token_streamer`.
+takes `recipe`, `seed`, `draft_model`, `table`, `heads`, `on_step`, `on_stats`, `measure_entropy` and `token_streamer`.
 
 transformers does not hand `streamer`, `assistant_model` and `synced_gpus` to a callable, so that beside
 `custom_generate=mmspec.generate` they have no effect, and a streamer is given no more than the prompt: use

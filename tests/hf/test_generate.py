@@ -214,7 +214,7 @@ def test_bad_calls_are_refused(model: Any, call: dict[str, Any], error: type[Exc
 
 
 def generate_from_image(glm: Any) -> Tensor:
-    encoded = {"image": torch.zeros(1, 2)}
+    encoded = {"image": torch.zeros(1, 2)}  # without the grids that say where it lies
     return glm.generate(**CALL, mm_encoder_outputs=encoded, custom_generate=generate)
 
 

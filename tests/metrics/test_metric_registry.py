@@ -163,6 +163,14 @@ class Unfinished(Metric):
         raise AssertionError
 
 
+class Returns(Brightness):
+    """Returns what it is told to, from one of its methods."""
+
+    def __init__(self, name: str, found: Any, method: str = "scores") -> None:
+        super().__init__(name)
+        setattr(self, method, lambda *arguments: found)
+
+
 class Fewer(Brightness):
     min_samples = 9
     min_samples_reason = "it sorts them"
@@ -181,6 +189,10 @@ OBJECTS: dict[str, Any] = {
     "finite": NotFinite("finite"),
     "fewer": Fewer("fewer"),
     "unfinished": Unfinished("unfinished"),
+    "nothing": Returns("nothing", None),
+    "words": Returns("words", ["a"] * 5),
+    "no-rows": Returns("no-rows", None, "extract"),
+    "no-estimate": Returns("no-estimate", 0.5, "measure"),
 }
 
 
@@ -260,7 +272,11 @@ def test_a_metric_may_load_a_network_of_its_own(plugins: None, images: list[Path
         ("shift@clop", UnknownNameError, "unknown extractor 'clop' (did you mean 'clip'?)"),
         ("brightnes", UnknownNameError, "unknown metric 'brightnes' (did you mean 'brightness'?)"),
         ("count", ArgumentError, "metric 'count' returned 4 rows for 5 samples"),
-        ("shape", ArgumentError, "metric 'shape' returned scores of shape [5, 3] for 5 samples"),
+        ("shape", PluginError, "metric 'shape' must return a number for each sample, float64 [5], not float64 [5, 3]"),
+        ("nothing", PluginError, "metric 'nothing' must return a number for each sample, float64 [5], not None"),
+        ("words", PluginError, "metric 'words' must return a number for each sample, float64 [5], not ['a', 'a', "),
+        ("no-rows", ArgumentError, "metric 'no-rows' returned 0 rows for 5 samples; there must be one for each"),
+        ("no-estimate", PluginError, "`measure` of the metric 'no-estimate' must return a mmspec.metrics.estimate.Est"),
         ("finite", ArgumentError, "metric 'finite' returned nan for "),
         ("fewer", ArgumentError, "metric 'fewer' needs at least 9 samples (prompts times seeds): it sorts them; there"),
         ("unfinished", PluginError, "metric 'unfinished' has neither `statistic` nor `extract`"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import shutil
 import threading
 import time
@@ -111,8 +112,22 @@ def test_speed_and_likelihood_are_those_of_the_results(finished: Path, running: 
         assert row["quality"]["nll"] == other["quality"]["nll"]
 
 
+def test_requests_are_logged_and_have_a_head(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mmspec")
+    with served(finished) as server:
+        whole = get(server, "/")[2]
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+        connection.request("HEAD", "/")
+        response = connection.getresponse()
+        assert response.status == 200 and response.read() == b""
+        assert response.headers["Content-Length"] == str(len(whole.encode()))
+        connection.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[-2:] == [f'127.0.0.1 "{method} / HTTP/1.1" 200 -' for method in ("GET", "HEAD")]
+
+
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: Path) -> None:
     assert main(["report", str(tmp_path), "--serve"]) == 2
     assert "holds no results" in capsys.readouterr().err
     assert main(["report", str(finished), "--serve", "--format", "md"]) == 2
-    assert "leave out -o, --format" in capsys.readouterr().err
+    assert "--serve takes no" in capsys.readouterr().err

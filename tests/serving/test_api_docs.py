@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from served import Served, held_model, new_models, served
 
+from mmspec.serving import api_docs
+from mmspec.serving.page import FILES
 from mmspec.serving.schemas import ImageRequest, SpeechRequest
 from mmspec.serving.settings import ServerSettings
 
@@ -68,3 +70,21 @@ def test_the_description_is_off_with_keys_unless_asked(keys: tuple[str, ...], do
             assert status == (200 if found else 404)
         if found:
             assert json.loads(content)["security"] == [{"key": []}]
+
+
+def test_every_address_that_is_read_has_a_head(server: Served) -> None:
+    described = [path for path, methods in server.json("/openapi.json")["paths"].items() if "get" in methods]
+    image = server.json("/v1/images/generations", {"prompt": "a red circle", "response_format": "url", "seed": 0})
+    file = image["data"][0]["url"].removeprefix(server.address)
+    filled = {"/v1/models/{name}": "/v1/models/spoken", "/v1/files/{name}": file}
+    found = [filled.get(path, path) for path in described]
+    found += [*FILES, api_docs.PAGE, api_docs.PATH, "/v1/models/none", "/no-such-page"]
+    assert len(found) >= 12 and not any("{" in path for path in found)
+    for path in found:
+        status, headers, _ = server.request(path)
+        head, of_head, body = server.request(path, method="HEAD")
+        assert (head, body) == (status, b"") and "content-length" in of_head, path
+        if path not in ("/metrics", "/health"):  # what they say changes
+            assert of_head["content-length"] == headers["content-length"], path
+    status, headers, _ = server.request("/v1/audio/speech", method="HEAD")
+    assert status == 405 and headers["allow"] == "POST"

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import openai
@@ -20,7 +21,7 @@ from served import Served, new_models, served
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, MMSpecError
 from mmspec.serving.app import Application
-from mmspec.serving.errors import from_mmspec
+from mmspec.serving.errors import ApiError, from_mmspec
 from mmspec.serving.reference import read_reference
 from mmspec.serving.schemas import ImageRequest, SpeechRequest
 from mmspec.serving.settings import ServerSettings
@@ -105,7 +106,8 @@ def test_other_names_of_models(client: openai.OpenAI, server: Served) -> None:
 def test_other_names_of_voices(server: Served, voice: Any, same: str, notes: str | None) -> None:
     body = {"input": TEXT, "seed": 1, "response_format": "pcm"}
     _, headers, data = server.request(SPEECH, body | {"voice": voice, "model": ""})
-    assert data == server.request(SPEECH, body | {"voice": same})[2] and headers.get("x-notes") == notes
+    assert data == server.request(SPEECH, body | {"voice": same})[2]
+    assert unquote(headers.get("x-notes", "")) == (notes or "")
 
 
 def test_voices_are_listed(server: Served) -> None:
@@ -138,7 +140,8 @@ def test_parameters_without_effect_are_noted(
     assert status == 200, content
     if streamed:
         content = content.decode().strip().rpartition("data: ")[2].encode()
-    found = json.loads(content)["notes"] if streamed or path == IMAGES else headers.get("x-notes", "").split("; ")
+    in_header = unquote(headers.get("x-notes", "")).split("; ")
+    found = json.loads(content)["notes"] if streamed or path == IMAGES else in_header
     for one, expected in zip(found, notes or ([] if streamed or path == IMAGES else [""]), strict=True):
         assert one.startswith(expected) and len(one) < 300
 
@@ -268,7 +271,7 @@ def test_errors_name_the_fields_of_the_request(fields: Any, message: str, param:
         (["--size-alias", "big=auto"], "--size-alias big=auto is not allowed; write SIZE=SIZE or *=SIZE"),
         (["--cors-origin", "not an origin"], "--cors-origin 'not an origin' is not allowed; write SCHEME://HOST"),
         (["--cors-origin", "https://app.example/x"], "--cors-origin 'https://app.example/x' is not allowed"),
-        (["--allowed-local-media-path", "/no/such"], "--allowed-local-media-path: there is no folder '/no/such'"),
+        (["--allow-reference-audio", "--allowed-local-media-path", "/no/such"], "there is no folder '/no/such'"),
     ],
 )
 def test_options_are_checked_before_models_are_loaded(
@@ -280,6 +283,52 @@ def test_options_are_checked_before_models_are_loaded(
     assert message in found and found.count("\n") == 1
 
 
-def test_other_names_stand_for_voices_of_the_models() -> None:
-    with pytest.raises(ArgumentError, match="--voice-alias alloy=tall is not allowed; the voices are low, high, def"):
-        Application(new_models(), ServerSettings(voices={"alloy": "tall"}))
+@pytest.mark.parametrize(
+    ("models", "names", "message"),
+    [
+        (slice(2), {"voices": {"alloy": "tall"}}, "alloy=tall is not allowed; the voices are low, high, def"),
+        (slice(2), {"voices": {"low": "high"}}, "--voice-alias low=high is not allowed; low is itself a voice"),
+        (slice(2), {"voices": {"default": "high"}}, "default=high is not allowed; default is itself a voice"),
+        (slice(1), {"voices": {"alloy": "default"}}, "alloy=default is not allowed; no model here generates speech"),
+        (slice(2), {"sizes": {"1024x1024": "512x512"}}, "this model has images of 64x64"),
+        (slice(2), {"sizes": {"*": "99999x99999"}}, "*=99999x99999 is not allowed; size: 9,999,800,001 "),
+        (slice(2), {"sizes": {"64x64": "auto"}}, "--size-alias 64x64=auto is not allowed; 64x64 is itself a size"),
+        (slice(2), {"sizes": {"auto": "64x64"}}, "--size-alias auto=64x64 is not allowed; auto is itself a size"),
+        (slice(1, 2), {"sizes": {"*": "auto"}}, "--size-alias *=auto is not allowed; no model here generates images"),
+        (slice(2), {"aliases": {"*": "spoken"}}, "--alias *=spoken is not allowed; name each"),
+        (slice(2), {"aliases": {"a": "b"}}, "--alias a=b is not allowed; the models are shapes, spoken"),
+    ],
+)  # fmt: skip
+def test_other_names_stand_for_what_there_is(models: slice, names: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        Application(new_models()[models], ServerSettings(**names))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def float_wav(samples: Any, rate: int = 8000) -> str:
+    file = io.BytesIO()
+    soundfile.write(file, np.asarray(samples, np.float32), rate, "FLOAT", format="WAV")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("audio", "message"),
+    [
+        ("AAAA", "ref_audio is not a readable recording (Format not recognised)"),
+        (float_wav(np.zeros(0)), "ref_audio is not a readable recording (it has no samples)"),
+        (float_wav(np.zeros((9, 9))), "ref_audio has 9 channels; at most 8 are allowed"),
+        (float_wav([np.nan] * 9), "ref_audio has samples that are not finite"),
+        (float_wav(np.zeros(8000 * 700), 8000), "ref_audio: 700 seconds of a recording to follow exceed the limit of"),
+        ("file:///no", "ref_audio is not a readable recording (Format not recognised)"),
+        ("AAA!", "ref_audio is not base64"),
+        ("http://x/y", "ref_audio is a URL of the scheme 'http'; send base64, or a data: URL"),
+    ],
+    ids=["bytes", "empty", "channels", "infinite", "long", "file", "letters", "url"],
+)
+def test_recordings_are_refused_by_the_name_of_their_field(audio: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "no").write_bytes(b"no sound")
+    settings = ServerSettings(allow_reference_audio=True, media_folder=tmp_path)
+    with pytest.raises(ApiError) as error:
+        read_reference(audio.replace("///no", f"//{tmp_path}/no"), None, settings)
+    assert str(error.value).startswith(message) and str(tmp_path) not in str(error.value)
+    assert "/tmp" not in str(error.value) and error.value.param == "ref_audio"

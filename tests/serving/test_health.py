@@ -151,6 +151,20 @@ def test_two_lengths_of_a_body_are_refused_with_what_follows() -> None:
     assert found.count(b"HTTP/1.1") == 1
 
 
+@pytest.mark.parametrize("path", [IMAGES, "/no-such-page"])
+@pytest.mark.parametrize("begin", ["", "2\r\n{}\r\n"], ids=["at once", "later"])
+def test_a_body_that_is_no_http_ends_its_request(path: str, begin: str, caplog: pytest.LogCaptureFixture) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with served([held_model()[0]]) as running:
+        for parts in ([head + begin + "-2\r\n{}\r\n"], [head + begin, "-2\r\n{}\r\n"]):
+            with connect(running) as connection:
+                for part in parts:
+                    connection.sendall(part.encode())
+                assert received(connection).startswith(b"HTTP/1.1 4")
+        running.wait_idle()
+    assert not any(record.exc_info for record in caplog.records)
+
+
 def test_requests_have_ids(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine = held_model()
 

@@ -304,7 +304,7 @@ def test_the_command_prints_its_folder_or_its_record(workspace: Path, capsys: py
         (["--held-out", "4"], "--held-out: 4 of 4 prompts leaves none to train on"),
         (["--prompts", "nowhere.txt"], "--prompts: cannot read 'nowhere.txt'"),
         (["--reference", "x"], "--reference requires --kind small"),
-        (["--select", "0.2"], "--select: 0.2 requires --reference"),
+        (["--select", "0.2"], "--select requires --reference"),
         (["--drafter", "x"], "--drafter requires --kind small"),
         (["--kind", "small", "--drafter", "nowhere"], "drafter='nowhere' is not a folder or Hub id"),
         (["--sequences-of", "nowhere"], "--sequences-of: 'nowhere' holds no sequences of train-drafter"),

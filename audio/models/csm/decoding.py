@@ -105,7 +105,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     The depth decoder samples by its own generation config (`depth_decoder_do_sample` and similar arguments). A row ends
     with the first frame whose codes are all `codebook_eos_token_id`; the last code is ignored, as in transformers. The
     frames after it are padding; without an `eos_token_id`, transformers continues to generate codes there. Statistics
-    are reported to `on_step` only.
+    are reported to `on_step` and `on_stats` only.
 
     Args:
         call: The call.
@@ -137,7 +137,9 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
             draft = frames_of(draft_model, input_ids, length, inputs, ahead)
     prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(call.seed, len(input_ids))
     windows = adaptive_windows_of(model)
-    decoded = decode_frames(prompted, call.recipe, spec, seeds, draft, call.on_step, windows, ahead, call.heads)
+    decoded = decode_frames(
+        prompted, call.recipe, spec, seeds, draft, call.on_step, windows, ahead, call.heads, call.on_stats
+    )
     if call.config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=decoded.frames)  # `CsmGenerateOutput` has no field for statistics
     return decoded.frames

@@ -265,7 +265,9 @@ def generate(call: GenerateRequest) -> Any:
     first = read_sampling(found, bool(call.config.do_sample))
     spec = FrameSpec(length, None, 0, first, depth_sampling(model, inputs["kwargs_depth_decoder"]))
     seeds, windows = row_seeds(call.seed, len(embeds)), adaptive_windows_of(model)
-    frames = decode_frames(prompted, call.recipe, spec, seeds, None, call.on_step, windows).frames
+    frames = decode_frames(
+        prompted, call.recipe, spec, seeds, None, call.on_step, windows, on_stats=call.on_stats
+    ).frames
     codes = torch.cat([model.generated_audio_codes, frames[:, :-1, 1:].transpose(1, 2)], dim=2)
     model.generated_audio_codes = model.apply_delay_pattern_mask(codes, inputs["moshi_delay_pattern_mask"])
     model.last_hidden_state = prompted.hidden()[:, None]

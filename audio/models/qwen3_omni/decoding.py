@@ -161,7 +161,8 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
         depth_sampling(talker, bool(call.config.do_sample)),
     )
     seeds, windows = row_seeds(call.seed, len(embeds)), adaptive_windows_of(talker)
-    frames = decode_frames(model, call.recipe, spec, seeds, None, call.on_step, windows, ahead).frames
+    decoded = decode_frames(model, call.recipe, spec, seeds, None, call.on_step, windows, ahead, on_stats=call.on_stats)
+    frames = decoded.frames
     sequences = torch.cat([call.input_ids, frames[..., 0]], dim=1)
     if not call.config.return_dict_in_generate:
         return sequences

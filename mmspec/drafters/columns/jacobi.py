@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.resources import DraftingContext
+from mmspec.drafters.choices import START, built_choice
 from mmspec.drafters.columns.coupling import COLUMN_COUPLINGS
 from mmspec.drafters.columns.token_init import (
     ColumnInitDrafter,
@@ -12,7 +13,6 @@ from mmspec.drafters.columns.token_init import (
 )
 from mmspec.drafters.coupling import refuse_leaks
 from mmspec.drafters.jacobi import Jacobi
-from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError
 
 STARTS = ("auto", "left", "random")
@@ -41,6 +41,6 @@ def build(context: DraftingContext) -> Jacobi:
 
 def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     if name in context.starts:
-        found: ContinuationDrafter = resolve(context.starts[name].builders["columns"])(context)
+        found: ContinuationDrafter = built_choice(START, name, context.starts[name], context)
         return found
     return ColumnInitDrafter(RandomColumn(context.target.vocab_size) if name == "random" else repeat_left)

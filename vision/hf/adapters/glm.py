@@ -34,7 +34,7 @@ class GlmAdapter:
 
     no_pixels = (
         "the second stage of GLM-Image, diffusers' GlmImagePipeline, generates pixels; use output_type='latent', or "
-        "pass mmspec.generate to that pipeline as examples/glm_image.py does"
+        "call mmspec.accelerate on that pipeline as examples/glm_image.py does"
     )
 
     def __init__(self, model: Any, components: Components) -> None:

@@ -1,0 +1,86 @@
+"""The kinds of objects that `mmspec.accelerate` knows: what of each is replaced, and what of others is said.
+
+Classes are named by package and class, so that nothing is imported for objects that a script does not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from mmspec.drop_in.generate_method import GenerateMethod
+from mmspec.drop_in.replacement import Replacement
+from mmspec.errors import ArgumentError
+from mmspec.hf.adapters import adapted_class, adapter_of
+from mmspec.hf.request import unwrap
+
+# Objects whose autoregressive parts are accelerated: the attributes of these parts.
+INSIDE: Mapping[str, tuple[str, ...]] = {
+    "transformers.Pipeline": ("model",),
+    "transformers.BarkModel": ("semantic", "coarse_acoustics"),
+    "transformers.Qwen2_5OmniForConditionalGeneration": ("talker",),
+    "transformers.Qwen3OmniMoeForConditionalGeneration": ("talker",),
+    "diffusers.GlmImagePipeline": ("vision_language_encoder",),
+}
+# Objects that are not accelerated, and why.
+NOT: Mapping[str, str] = {
+    "diffusers.LLaDA2Pipeline": "it unmasks blocks of text in parallel, many tokens per call, and samples none after "
+    "the other, which an exact draft needs",
+    "diffusers.AmusedPipeline": "it draws all tokens in 12 calls; mmspec.load decodes its folder, in as many calls",
+    "diffusers.AmusedImg2ImgPipeline": "it draws all tokens in about 12 calls, each with all of them",
+    "diffusers.AmusedInpaintPipeline": "it draws all tokens in about 12 calls, each with all of them",
+    "diffusers.DiffusionPipeline": "it draws by diffusion, which has no tokens to draft",
+    "pocket_tts.TTSModel": "its flow makes each latent without randomness of its own, so that an exact rule accepts no "
+    "draft; mmspec.load decodes the folder of transformers' class by rules that give something up",
+    "qwen_tts.Qwen3TTSModel": "the package does not run beside transformers 5; mmspec.load decodes its folder",
+    "chatterbox.ChatterboxTTS": "mmspec.load decodes its folder instead",
+    "chatterbox.ChatterboxTurboTTS": "mmspec.load decodes its folder instead",
+    "chatterbox.ChatterboxMultilingualTTS": "mmspec.load decodes its folder instead",
+}
+KNOWN = (
+    "models of transformers with an adapter (docs/models.md), pipelines of transformers with one, BarkModel, the Omni "
+    "models of Qwen, and GlmImagePipeline of diffusers"
+)
+
+
+def replaceable(obj: Any) -> list[tuple[Any, type[Replacement]]]:
+    """The objects whose methods are replaced to accelerate an object, each with what replaces its method.
+
+    Raises:
+        ArgumentError: If there is nothing to accelerate, or the kind of object is not known.
+    """
+    inner = unwrap(obj)
+    names = list(_names(inner))
+    for name in names:
+        if name in INSIDE:
+            return [found for part in INSIDE[name] for found in replaceable(_part(inner, name, part))]
+    if isinstance(inner, nn.Module) and adapted_class(inner) is not None:
+        return [(inner, GenerateMethod)]
+    kind = type(inner).__name__
+    if any(name.startswith("mmspec.") for name in names):
+        raise ArgumentError(f"obj is a {kind}, which decodes with mmspec already; give its calls a recipe")
+    for name in names:
+        if name in NOT:
+            raise ArgumentError(f"obj is a {kind}, which mmspec.accelerate leaves as it is: {NOT[name]}")
+    if isinstance(inner, nn.Module) and hasattr(inner, "generate"):
+        adapter_of(inner)  # says which classes have one
+    raise ArgumentError(f"obj is a {kind}, which mmspec.accelerate does not know; it knows {KNOWN}")
+
+
+def _names(obj: Any) -> Iterator[str]:
+    """Package and name of an object's class, and of those it derives from."""
+    return (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(obj).__mro__)
+
+
+def _part(obj: Any, name: str, attribute: str) -> Any:
+    """A part of an object.
+
+    Raises:
+        ArgumentError: If the object was loaded without it.
+    """
+    part = getattr(obj, attribute, None)
+    if part is None:
+        raise ArgumentError(f"obj is a {name.partition('.')[2]} without {attribute}, which is what is accelerated")
+    return part
