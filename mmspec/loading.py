@@ -15,7 +15,6 @@ from mmspec.arguments import check_device, shown
 from mmspec.arguments.returned import refused
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_mean, unknown_name
 from mmspec.files.inputs import check_files
-from mmspec.hub.published import refuse_infinity, refuse_layout, refuse_original
 from mmspec.registry import Info, by_name
 from mmspec.registry.expected import component
 from mmspec.versions import warn_untested
@@ -93,6 +92,7 @@ def check_layout(repository: str, folder: Path | None, files: Sequence[str]) -> 
     from mmspec.audio.load import PUBLISHED, SPEECH_ADAPTERS, published
     from mmspec.hf.adapters import adapters
     from mmspec.hf.folder import architecture
+    from mmspec.hub.published import refuse_layout
     from mmspec.vision.hf.from_pretrained import ALIASES
 
     classes = {*adapters(), *SPEECH_ADAPTERS, *PUBLISHED, *ALIASES}
@@ -224,9 +224,12 @@ def load_model(
     check_device(device)
     dtype = dtype or torch.float32
     model = str(model)
-    refuse_infinity(model)
     known = models()
     path = Path(model)
+    if model not in known:
+        from mmspec.hub.published import refuse_infinity, refuse_original
+
+        refuse_infinity(model)
     if model not in known and not exists(path):
         refuse_original(model)
         fetched = hub.fetch(model, revision, check_layout)

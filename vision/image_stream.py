@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mmspec.arguments import check_callback
 from mmspec.batching.call import CallEngine
-from mmspec.batching.engine_thread import outputs_from_thread
 from mmspec.decoding.step import OnStep, Watch
 from mmspec.recipes import Recipe, default_recipe, parse
 
@@ -78,6 +77,8 @@ class StreamsImages:
 
 
 def _events(pipe: Any, engine: CallEngine, size: tuple[int, int] | None) -> Generator[ImageEvent, None, None]:
+    from mmspec.batching.engine_thread import outputs_from_thread
+
     parts: list[Tensor] = []
     with closing(outputs_from_thread(engine)) as outputs:
         for output in outputs:

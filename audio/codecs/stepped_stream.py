@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mmspec.audio.codecs.streamed_layers import StreamState
 from mmspec.decoding.captured_calls import GraphCache
-from mmspec.decoding.cuda_graphs import use_cuda_graphs
+from mmspec.decoding.graph_capture import use_cuda_graphs
 from mmspec.decoding.kept_graphs import use_kept_graphs
 from mmspec.hf.causal_target import is_dispatched
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.decoding.captured_calls import GraphCache
-from mmspec.decoding.cuda_graphs import use_cuda_graphs
+from mmspec.decoding.graph_capture import use_cuda_graphs
 from mmspec.decoding.kept_graphs import Reusable, use_kept_graphs
 from mmspec.decoding.target import EarlyExit, Target
 from mmspec.hf.causal_target import is_dispatched

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,16 +21,17 @@ from mmspec.decoding.assembly import window_policy
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.rows import can_join, join_rows, select_rows
+from mmspec.decoding.rows import select_rows
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import UNWATCHED, OnStep, Step, Watch
 from mmspec.decoding.target import cache_bytes
 from mmspec.decoding.window_policy import WindowPolicy
+from mmspec.decoding.windows import NOTHING
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.numbers import upload
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rejection import sampled
+from mmspec.sampling.rejection import Verdict, sampled
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.transfers import Download
@@ -55,6 +57,7 @@ class FrameBatch:
 
     ROWS = ("_model", "_draft", "_sampler", "_rest_sampler", "_rest", "state")
     COUNTS = ("draft_calls",)
+    SAME = ("_is_drafted",)
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class FrameBatch:
     ) -> None:
         self.state, self.meter, self.draft_calls = state, meter, 0
         self._model, self._draft, self._recipe = model, draft, recipe
-        self._rest = list(rest)
+        self._is_drafted, self._rest = draft is not None, list(rest)
         self._sampler, self._rest_sampler = (TokenSampler(each, None, model.device) for each in (first, rest))
         self._policy, self._on_step = policy, on_step
 
@@ -98,24 +101,15 @@ class FrameBatch:
 
     def step(self) -> bool:
         """Generates one frame of each running row; returns whether any row is still running."""
-        self._drop_finished()
+        self.drop_finished()
         return self._frame(self.state.last()[:, 0])
 
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: both models take rows in."""
-        if not isinstance(other, FrameBatch) or (self._draft is None) != (other._draft is None):
-            return False
-        return can_join(self, other)
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """See `mmspec.decoding.rows.OpenBatch`."""
+        return (self,)
 
-    def join(self, other: FrameBatch) -> list[int]:
-        """Takes in the running rows of another batch; see `mmspec.decoding.loop.RunningBatch.join`."""
-        other._drop_finished()
-        row_ids, theirs = self.state.places(len(other.state.ids)), other.state.ids.tolist()
-        join_rows(self, other, row_ids, self.state, other.state)
-        self.meter.take_rows(other.meter, self.state.ids[row_ids].tolist(), theirs)
-        return row_ids
-
-    def _drop_finished(self) -> None:
+    def drop_finished(self, at_once: bool = True) -> None:
         """Drops finished rows; the backbone's calls have no room for frames past the end of a row."""
         running, rows = self.state.running(), len(self.state.ids)
         if running and len(running) < rows:
@@ -144,7 +138,8 @@ class FrameBatch:
         # The codes need the first token on the device alone: the host does not wait for it before they are launched.
         pending = self._sampler.sample_ahead(p, draws)
         first = self._sampler.sample(p, draws) if pending is None else pending.tokens.clamp(min=0)
-        meter.count_plain(p, first, state.ids)
+        none = np.zeros(len(p), dtype=np.int64)
+        meter.count(Verdict(first, none, p, NOTHING), none + 1, state.ids)
         depth = DepthDecoding(
             model, draft, self._recipe, self._rest, self._rest_sampler, numbers, self._policy, state.length
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from mmspec.batching.engine import Engine
 from mmspec.batching.request import Request, RequestOutput
-from mmspec.batching.stats import EngineStats
+from mmspec.batching.totals import EngineStats
 from mmspec.errors import ArgumentError
 
 _Receive = Callable[[RequestOutput | BaseException], None]

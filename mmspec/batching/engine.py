@@ -16,9 +16,7 @@ from mmspec.arguments import check_integer, shown
 from mmspec.batching.fair_queue import FairQueue
 from mmspec.batching.group import Group, Progress, Row
 from mmspec.batching.request import EnginePipeline, FinishReason, PreparedRequest, Request, RequestOutput
-from mmspec.batching.signal_handlers import raised_by_handler
-from mmspec.batching.stats import EngineStats
-from mmspec.batching.totals import Totals
+from mmspec.batching.totals import EngineStats, Totals
 from mmspec.decoding.stats import PARTS, RowStats, Stats
 from mmspec.decoding.step import UNWATCHED
 from mmspec.errors import ArgumentError
@@ -423,6 +421,8 @@ class Engine:
         batch, if it was a signal handler. Tokens that have been given out come again and are not given out twice.
         """
         rows = [row for row in rows if not row.progress.done]
+        from mmspec.batching.signal_handlers import raised_by_handler
+
         interrupted = raised_by_handler(error)
         if interrupted:
             self._handler_error = error

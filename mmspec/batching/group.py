@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmspec.batching.request import DecodingBatch, PreparedBatch, PreparedRequest, Request, RowPrompt
 from mmspec.decoding.assembly import window_policy
+from mmspec.decoding.rows import batches_fit, join_batches
 from mmspec.decoding.stats import RowStats
 from mmspec.decoding.step import Watch
 from mmspec.recipes import Recipe
@@ -141,14 +142,14 @@ class Group:
 
     def can_join(self, other: Group) -> bool:
         """Whether the rows of another group can join this one."""
-        return self.kind == other.kind and self.kind[-1] is None and self.batch.can_join(other.batch)
+        return self.kind == other.kind and self.kind[-1] is None and batches_fit(self.batch, other.batch)
 
     def join(self, other: Group) -> None:
         """Takes in the running rows of another group."""
         state, theirs = self.batch.state, other.batch.state
         with torch.inference_mode():
             new = [other.rows[row] for row in theirs.ids[theirs.is_running].tolist()]
-            for at, row in zip(self.batch.join(other.batch), new, strict=True):
+            for at, row in zip(join_batches(self.batch, other.batch), new, strict=True):
                 self.rows[int(state.ids[at])] = row
         if not self._shared:
             self.batch.use()  # the policy is for the rows that are running now

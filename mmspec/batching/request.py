@@ -13,6 +13,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.rows import OpenBatch
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.decoding.target import Target
@@ -116,16 +117,8 @@ class PreparedRequest:
     chained: bool = False
 
 
-class DecodingBatch(Protocol):
-    """A batch that is being decoded, which rows join and leave.
-
-    Attributes:
-        state: Its rows and their tokens.
-        meter: Counts calls, tokens and seconds.
-    """
-
-    state: BatchState
-    meter: Meter
+class DecodingBatch(OpenBatch, Protocol):
+    """A batch that is being decoded."""
 
     @property
     def cache_bytes(self) -> int:
@@ -146,14 +139,6 @@ class DecodingBatch(Protocol):
 
     def step(self) -> bool:
         """Decodes one window; returns whether any row is running."""
-        ...
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of another batch, of the same recipe and with guidance or not as this one, can join."""
-        ...
-
-    def join(self, other: Any) -> list[int]:
-        """Takes in the running rows of another batch; see `mmspec.decoding.loop.RunningBatch.join`."""
         ...
 
 

@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from functools import cache
 from math import sqrt
 from statistics import NormalDist, fmean, median
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from mmspec.decoding.adaptive_branching import AdaptiveBranching
 from mmspec.decoding.window_policy import Committed
 from mmspec.environment.setup_work import setups
 from mmspec.knobs import LARGEST
+
+if TYPE_CHECKING:
+    from mmspec.decoding.adaptive_branching import AdaptiveBranching
 
 _MIN_CALLS = 3  # measured calls before two widths are compared; fewer are forgotten at the end of a run
 _MIN_STEPS = 2  # the same for sequences of single steps
@@ -444,7 +447,7 @@ def _typical(seconds: Sequence[float]) -> float:
 
 
 # By recipe, batch size and whether guidance is on.
-AdaptiveWindows = dict[tuple[str, int, bool], AdaptiveWindow | AdaptiveBranching]
+AdaptiveWindows = dict[tuple[str, int, bool], "AdaptiveWindow | AdaptiveBranching"]
 
 _WINDOWS: WeakKeyDictionary[object, AdaptiveWindows] = WeakKeyDictionary()
 

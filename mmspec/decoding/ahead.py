@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import Target
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
@@ -113,37 +112,18 @@ class SamplesAhead(Protocol):
 
 
 @dataclass(frozen=True)
-class OpenedWindow:
-    """A window whose model call has been launched.
-
-    Attributes:
-        width: W.
-        ids: `BatchState.ids` at that time; another array if rows have joined or left since.
-        draws: The random numbers.
-        draft: The drafts.
-        logits: The logits, [B, W, V].
-    """
-
-    width: int
-    ids: NDArray[np.int64]
-    draws: WindowRNG
-    draft: Draft
-    logits: Logits
-
-
-@dataclass(frozen=True)
 class Ahead:
     """The parts of a decode that can go ahead of the host.
 
     Attributes:
         target: The model.
         sampler: Samples and verifies.
-        drafter: Drafts and observes; None in plain decoding.
+        drafter: Drafts and observes.
     """
 
     target: ReadsAhead
     sampler: SamplesAhead
-    drafter: DraftsAhead | None
+    drafter: DraftsAhead
 
 
 def parts_ahead(target: object, drafter: object, sampler: object, state: BatchState) -> Ahead | None:
@@ -151,7 +131,7 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
 
     Args:
         target: The model.
-        drafter: The drafter; None in plain decoding.
+        drafter: The drafter.
         sampler: The sampler.
         state: The batch.
     """
@@ -163,12 +143,9 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
         return None
     if not (reads_ahead(target) and _has(sampler, "sample_ahead", "verify_ahead")):
         return None
-    reads, samples = cast(ReadsAhead, target), cast(SamplesAhead, sampler)
-    if drafter is None:
-        return Ahead(reads, samples, None)
     if not (_has(drafter, "drafts_ahead", "draft_ahead") and cast(DraftsAhead, drafter).drafts_ahead):
         return None
-    return Ahead(reads, samples, cast(DraftsAhead, drafter))
+    return Ahead(cast(ReadsAhead, target), cast(SamplesAhead, sampler), cast(DraftsAhead, drafter))
 
 
 def reads_ahead(target: object) -> bool:
@@ -187,33 +164,3 @@ def read_window(target: Target, tokens: Tensor, at: Numbers) -> Logits:
 def _has(part: object, *names: str) -> bool:
     """Whether a part has what a protocol asks for; `isinstance` of a protocol would take longer than a launch."""
     return all(hasattr(type(part), name) for name in names)
-
-
-def following_width(state: BatchState, width: int, wanted: int) -> int:
-    """The width of the window after one of `width` tokens, if it is known before that one is read; else 0.
-
-    It is where the longest row keeps enough tokens, whatever it gains. Rows that a token ends may leave fewer; windows
-    past the end of a row are cut off.
-    """
-    return wanted if wanted > 1 and state.remaining - width + 1 >= wanted else 0
-
-
-def open_following(
-    ahead: Ahead, verdict: Verdict, state: BatchState, draws: WindowRNG, width: int, meter: Meter
-) -> OpenedWindow | None:
-    """Commits a window on the device, and launches the draft and the call of the next one.
-
-    Returns:
-        The next window; None if it could not be opened: only the commit on the device was done.
-    """
-    assert ahead.drafter is not None
-    following = state.follow(verdict.tokens, verdict.counts.on(state.device), width)
-    meter.clock.lap("other")
-    draft = ahead.drafter.draft_ahead(verdict, state, draws, following)
-    meter.clock.lap("drafter")
-    logits = None if draft is None or draft.window is None else ahead.target.forward_ahead(draft.window, state.before)
-    meter.clock.lap("target")
-    if draft is None or logits is None:
-        state.close()
-        return None
-    return OpenedWindow(width, state.ids, following, draft, logits)

@@ -12,13 +12,13 @@ from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.foreign_parts import checked_rule
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import RunningBatch, decode_window
+from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target, TreeTarget
-from mmspec.decoding.tree_loop import decode_tree
 from mmspec.decoding.window_policy import FixedWindow, WindowPolicy
+from mmspec.decoding.windows import Windows
 from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, PluginError
 from mmspec.knobs import LARGEST
@@ -67,8 +67,17 @@ def running_batch(
     if recipe.info.drafts:
         rows = len(state.ids)
         drafter = build_drafter(recipe, state.layout, target, samplings, resources, sampler, rows)
-    step = decode_tree if recipe.info.tree else decode_window
-    return RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, step)
+    windows = windows_of(recipe)
+    return RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, windows)
+
+
+def windows_of(recipe: Recipe) -> type[Windows] | None:
+    """The windows of a recipe with trees; None for others, see `RunningBatch`."""
+    if not recipe.info.tree:
+        return None
+    from mmspec.decoding.trees import Trees  # what most recipes do without
+
+    return Trees
 
 
 def check_target(target: Target) -> None:

@@ -46,6 +46,7 @@ class BatchState:
     """
 
     ROWS = ("ids", "is_running", "_index", "rng", "layout")
+    SAME = ("layout.kept_by_rows",)
 
     def __init__(
         self,
@@ -268,18 +269,20 @@ class BatchState:
     ) -> NDArray[np.int64]:
         """The host's part of `commit`, for tokens that are written already; arguments and result are the same."""
         width, start = tokens.shape[1], self.length
-        self._keep(start[:, None] + np.arange(width), on_host)
-        gained = np.minimum(accepted + 1, self._limits[self.ids] - start) * self.is_running
+        limits = self._limits[self.ids]
+        self._keep(start, on_host)
+        gained = np.minimum(accepted + 1, limits - start) * self.is_running
         if (ends := self._ends(tokens, start, gained, on_host)) is not None:
             ended = ends & (np.arange(width) < gained[:, None])
             stops = ended.any(1)
-            gained = np.where(stops, ended.argmax(1) + 1, gained)
-            self._ended[self.ids] |= stops
-            self.is_running &= ~stops
             if stops.any():
+                gained = np.where(stops, ended.argmax(1) + 1, gained)
+                self._ended[self.ids] |= stops
+                self.is_running &= ~stops
                 self._row_limits = None
-        self.is_running &= start + gained < self._limits[self.ids]
-        self._lengths[self.ids] += gained
+        length = start + gained
+        self.is_running &= length < limits
+        self._lengths[self.ids] = length
         return gained
 
     def append(self, tokens: Tensor, on_host: NDArray[np.int64] | None = None) -> list[int]:
@@ -289,18 +292,7 @@ class BatchState:
             tokens: [B, 1, *cell].
             on_host: Host int64 [B, 1], the same tokens, if they are on the host already.
         """
-        length, was_running = self.length, self.is_running.copy()
-        self._window = None
-        self._keep(length[:, None], on_host)
-        self._write(tokens)
-        self._lengths[self.ids] = length + was_running
-        self.is_running &= length + 1 < self._limits[self.ids]
-        if (ends := self._ends(tokens, length, was_running.astype(np.int64), on_host)) is not None:
-            ended = ends[:, 0] & was_running
-            self.is_running &= ~ended
-            self._ended[self.ids] |= ended
-            if ended.any():
-                self._row_limits = None
+        self.commit(tokens, np.zeros(len(self.ids), dtype=np.int64), on_host)
         return self.running()
 
     def _write(self, tokens: Tensor) -> None:
@@ -430,10 +422,10 @@ class BatchState:
             self._host = tokens.numpy()
         return [row[:n].clone() for row, n in zip(tokens, self._lengths, strict=True)]
 
-    def _keep(self, positions: NDArray[np.int64], tokens: NDArray[np.int64] | None) -> None:
-        """Keeps up the copy that `on_host` has made, with tokens [B, W] at the positions; gives it up without them."""
+    def _keep(self, start: NDArray[np.int64], tokens: NDArray[np.int64] | None) -> None:
+        """Keeps up the copy that `on_host` has made, with tokens [B, W] from `start` on; gives it up without them."""
         if self._host is not None and tokens is not None:
-            self._host[self.ids[:, None], positions] = tokens
+            self._host[self.ids[:, None], start[:, None] + np.arange(tokens.shape[1])] = tokens
         else:
             self._host = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 
@@ -27,6 +26,7 @@ class ClosedBatch(ABC):
     Attributes:
         state: Its rows and their tokens.
         meter: Counts calls, tokens and seconds.
+        parts: None that rows could join.
         draft_calls: Calls of a draft model.
         cache_bytes: Bytes of the KV caches at the end, as far as known.
     """
@@ -36,6 +36,7 @@ class ClosedBatch(ABC):
         self.state = BatchState(seeds, layout, layout.length, device)
         self.meter = Meter(device, len(seeds))
         self.draft_calls = self.cache_bytes = 0
+        self.parts = ()
         self._on_step = watch.on_step
 
     @abstractmethod
@@ -53,10 +54,5 @@ class ClosedBatch(ABC):
     def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:  # noqa: B027 (no windows)
         """Does nothing."""
 
-    def can_join(self, other: object) -> bool:
-        """False: rows are in step."""
-        return False
-
-    def join(self, other: object) -> NoReturn:
-        """Not possible."""
-        raise AssertionError("no rows join this batch")
+    def drop_finished(self, at_once: bool = False) -> None:  # noqa: B027 (rows are in step)
+        """Does nothing."""

@@ -11,7 +11,6 @@ that cannot be captured, such as one that synchronizes with the device. `MMSPEC_
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -24,7 +23,6 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.captured_calls import MAX_WIDTH, GraphCache, Read
-from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.rows import join_rows, select_rows
 from mmspec.decoding.target import (
     EarlyExit,
@@ -39,14 +37,12 @@ from mmspec.decoding.target import (
     reuses_updates,
     skips_layers,
 )
-from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 
-VARIABLE = "MMSPEC_CUDA_GRAPHS"
 _STEP = 128  # slots by which the part of the cache that is read grows
 
 
@@ -100,23 +96,6 @@ class Capturable(SupportsTreeEarlyExit, ExitFeatureTarget, LayerFeatureTarget, P
     def set_layer_features(self, states: Tensor) -> None:
         """Sets the states of the last full call, which the next early exit with `reuse` reads, [R, W, layers * D]."""
         ...
-
-
-def use_cuda_graphs(device: torch.device) -> bool:
-    """Whether CUDA graphs are used on a device.
-
-    They are not used under autocast: its cache of cast weights is freed when it ends, and graphs would read freed
-    memory. Nor with quantized caches, whose calls are not captured.
-
-    Raises:
-        ArgumentError: If the environment variable has an unknown value.
-    """
-    value = os.environ.get(VARIABLE, "")
-    if value not in ("", "off"):
-        raise ArgumentError(f"{VARIABLE}={value!r} is not allowed; it must be off, or unset for graphs on CUDA devices")
-    if cache_bits() is not None:
-        return False
-    return device.type == "cuda" and not value and not torch.is_autocast_enabled(device.type)
 
 
 class _Latest:

@@ -44,6 +44,20 @@ class Drafter(Observer, Protocol):
         ...
 
 
+class NoDrafts:
+    """The drafter of plain decoding, whose windows have one token each."""
+
+    ROWS = ()
+    calls = 0
+    drafts_ahead = True  # see `mmspec.decoding.ahead.DraftsAhead`
+
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """Nothing is learned."""
+
+    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> None:
+        """There is no window with drafts."""
+
+
 @runtime_checkable
 class UploadsWithWindow(Drafter, Protocol):
     """A drafter that needs numbers of the host on the device, which are copied with those of the window."""

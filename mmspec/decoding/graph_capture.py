@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -11,9 +12,30 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mmspec.decoding.quantized_cache import cache_bits
+from mmspec.errors import ArgumentError
+
 _SYNCHRONIZES = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "item"}
 _INDEXES = {"index", "index_put", "index_put_", "_index_put_impl_"}
+VARIABLE = "MMSPEC_CUDA_GRAPHS"
 capturing = Lock()  # captures share streams, and libraries keep one workspace per stream
+
+
+def use_cuda_graphs(device: torch.device) -> bool:
+    """Whether CUDA graphs are used on a device.
+
+    They are not used under autocast: its cache of cast weights is freed when it ends, and graphs would read freed
+    memory. Nor with quantized caches, whose calls are not captured.
+
+    Raises:
+        ArgumentError: If the environment variable has an unknown value.
+    """
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "off"):
+        raise ArgumentError(f"{VARIABLE}={value!r} is not allowed; it must be off, or unset for graphs on CUDA devices")
+    if cache_bits() is not None:
+        return False
+    return device.type == "cuda" and not value and not torch.is_autocast_enabled(device.type)
 
 
 @cache

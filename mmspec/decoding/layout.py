@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -58,6 +58,12 @@ class Layout:
         if self.dtype.is_floating_point:
             return "latents"
         return "columns" if self.cell else "tokens"
+
+    @property
+    def kept_by_rows(self) -> tuple[Any, ...]:
+        """What rows that join a batch must have in common with it."""
+        given = (each is None for each in (self.constraint, self.forced, self.ends, self.stops))
+        return self.width, self.eos, self.pad, self.cell, self.dtype, *given
 
     @property
     def may_end(self) -> bool:

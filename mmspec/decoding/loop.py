@@ -14,33 +14,25 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from mmspec.decoding.ahead import (
-    Ahead,
-    OpenedWindow,
-    following_width,
-    open_following,
-    parts_ahead,
-    read_window,
-)
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.drafter import Drafter, UploadsWithWindow
-from mmspec.decoding.foreign_parts import check_draft
-from mmspec.decoding.rows import can_join, join_rows
-from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
+from mmspec.decoding.drafter import NoDrafts
+from mmspec.decoding.rows import select_rows
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import OnStep
-from mmspec.decoding.target import Target, bind_features, cache_bytes
+from mmspec.decoding.target import Target, cache_bytes
 from mmspec.decoding.window_policy import Committed, WindowPolicy
-from mmspec.sampling.acceptance import Accept, FeatureRule
+from mmspec.decoding.windows import Windows, plain_numbers
+from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.rejection import Draft, Verdict
-from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.sampler import Sampler
 
-# One window: draft, call the target, verify, commit.
-WindowStep = Callable[[Target, Any, Accept, Sampler, BatchState, int, Meter], None]
+# What is committed of a verdict, and which rows are running, host bool [B].
+Cut = Callable[[Any, NDArray[np.bool_]], Any]
+
+# Rows that have finished stay in the batch until one in so many has: dropping rows copies the KV cache of the others.
+_KEPT = 4
 
 
 class RunningBatch:
@@ -52,18 +44,19 @@ class RunningBatch:
 
     Args:
         target: The model whose distribution the output follows.
-        drafter: Proposes tokens; a `mmspec.decoding.tree_loop.TreeDrafter` if `window_step` is `decode_tree`; None for
-            plain decoding.
+        drafter: Proposes tokens; a `mmspec.decoding.trees.TreeDrafter` with the windows `Trees`; None for plain
+            decoding.
         rule: The acceptance rule.
         sampler: Makes the target distribution, samples from it and verifies drafts against it.
         state: The batch; holds the result afterwards.
         policy: Chooses the width of each window: tokens in one target call, the last accepted one included.
         meter: Counts calls, tokens and seconds.
         on_step: Called after every target call. An exception in it ends the loop.
-        window_step: Decodes one window; None for `decode_window`.
+        windows: How windows are proposed, read, verified and committed; None for those of a chain of drafts.
         clock: Returns the current time in seconds.
 
     Attributes:
+        parts: All that holds something per row; see `mmspec.decoding.rows`.
         first_tokens: The number of tokens of each row that `start` samples without drafts, at least 1. Plain decoding
             samples as many as one step may have.
         complete_stats: Adds to the statistics what the sampler has counted; None for discrete tokens.
@@ -79,22 +72,24 @@ class RunningBatch:
         policy: WindowPolicy,
         meter: Meter,
         on_step: OnStep | None = None,
-        window_step: WindowStep | None = None,
+        windows: type[Windows] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target = target
-        self.drafter = drafter
+        self.drafter: Any = NoDrafts() if drafter is None else drafter
         self.sampler = sampler
         self.state = state
         self.meter = meter
-        self._rule = rule
         self._on_step = on_step
-        self._window_step: WindowStep = window_step or decode_window
         self._clock = clock
+        kind = windows or _chains_on(state.device)
+        self._windows = kind(target, self.drafter, rule, sampler, state, meter)
+        # The drafter before the target: it may still have to read the features of the prompts.
+        self.parts = self.drafter, target, sampler, state
+        self._is_plain = drafter is None
         self._policy, self._most_steps, self._rows = policy, sys.maxsize, len(state.ids)
         self.first_tokens = 1
         self.complete_stats: Callable[[Stats], Stats] | None = None
-        self._opened: OpenedWindow | None = None  # the next window, where its call was launched ahead
 
     @property
     def cache_bytes(self) -> int:
@@ -104,7 +99,7 @@ class RunningBatch:
     @property
     def draft_calls(self) -> int:
         """Calls of the drafter's own model."""
-        return 0 if self.drafter is None else int(self.drafter.calls)
+        return int(self.drafter.calls)
 
     def stats(self) -> Stats:
         """The statistics so far."""
@@ -124,221 +119,103 @@ class RunningBatch:
     def start(self) -> bool:
         """Reads the prompts and samples the first tokens of each row; returns whether any row is running."""
         plain = min(self._most_steps, self.state.layout.length)
-        return self._steps(plain if self.drafter is None else self.first_tokens)
+        self._decode(1, plain if self._is_plain else self.first_tokens)
+        self.drop_finished()
+        return bool(self.state.is_running.any())
 
     def step(self) -> bool:
-        """Decodes one window, or the single steps that the policy takes instead; returns whether any row is running."""
-        state, meter, policy = self.state, self.meter, self._policy
+        """Decodes one window, or the plain steps that the policy takes instead; returns whether any row is running."""
+        state, policy, windows = self.state, self._policy, self._windows
         running = np.asarray(state.running())
         whole = len(running) == self._rows
         width = policy.choose() if whole else policy.settled()
         ids = state.ids[running[np.argsort(state.length[running], kind="stable")]]
-        start = self._clock()
-        calls, tokens, tested, accepted = (
-            meter.target_calls,
-            meter.tokens[ids],
-            meter.tested.sum(),
-            meter.accepted.sum(),
-        )
-        parts = self.target, self.drafter, self._rule, self.sampler, state
-        windows = width > 1 and self._window_step is decode_window
-        together = windows and whole and policy.together() and _is_aligned(state)
-        ahead = self._ahead() if windows and not together else None
-        opened = self._opened
-        if opened is not None and (ahead is None or opened.ids is not state.ids or opened.width != width):
-            self._opened = None
-            state.close()
-        given_up = opened is not None and self._opened is None  # the time of this call has that of another one in it
+        before, start = self._counts(ids), self._clock()
+        together = width > 1 and whole and policy.together() and _is_aligned(state)
+        windows.given_up = False
         if width == 1:
-            self._steps(min(policy.steps(), state.remaining, self._most_steps))
-        elif together:
-            decode_together(*parts, width, meter)
-        elif ahead is not None:
-            self._window_ahead(ahead, width, policy.next() if whole else policy.settled())
+            self._decode(1, min(policy.steps(), state.remaining, self._most_steps))
         else:
-            self._window_step(*parts, width, meter)
-        if width > 1:
-            self._report()
-        calls = meter.target_calls - calls
+            following = (policy.next() if whole else policy.settled()) if windows.goes_ahead and not together else 0
+            self._decode(width, 1, following, in_step if together else None)
+        calls, gained, tested, accepted = (now - then for now, then in zip(self._counts(ids), before, strict=True))
         seconds = (self._clock() - start) / calls
-        if whole and not given_up:
-            tests = int(meter.tested.sum() - tested), int(meter.accepted.sum() - accepted)
-            policy.record(width, Committed(meter.tokens[ids] - tokens, seconds, calls, *tests, together))
+        if whole and not windows.given_up:
+            policy.record(width, Committed(gained, seconds, calls, tested, accepted, together))
         else:  # calls with fewer rows take less time, and cannot be compared
             policy.rest(width, seconds, calls)
         self.drop_finished()
         return bool(state.is_running.any())
 
-    def _ahead(self) -> Ahead | None:
-        """The parts that can launch the next call before the host waits for this one; None if one of them cannot."""
-        if self.drafter is None or isinstance(self._rule, FeatureRule):
-            return None
-        return parts_ahead(self.target, self.drafter, self.sampler, self.state)
-
-    def _window_ahead(self, ahead: Ahead, width: int, following: int) -> None:
-        """As `decode_window`; the call of the next window is launched before the wait, if it can be.
+    def _decode(self, width: int, count: int, following: int = 0, cut: Cut | None = None) -> None:
+        """Decodes up to `count` windows: each is proposed, read by the target, verified, observed and committed.
 
         Args:
-            ahead: The parts of the decode.
-            width: Of the window.
-            following: Of the next window, most likely.
+            width: Of the windows; 1 is plain steps.
+            count: Windows with drafts come one at a time.
+            following: The width of the window after them, most likely; 0 if that is unknown.
+            cut: What is committed of a verdict; None for all that was accepted.
         """
-        state, meter, rule, opened, self._opened = self.state, self.meter, self._rule, self._opened, None
-        if opened is None:
-            opened = open_window(self.target, self.drafter, state, width, meter)
-        draft, draws = opened.draft, opened.draws
-        following = following_width(state, opened.width, following)
-        p = self.sampler(opened.logits, draws.positions)
-        pending = ahead.sampler.verify_ahead(p, draft, rule, draws) if following else None
-        if pending is None:
-            verdict = self.sampler.verify(p, draft, rule, draws)
-            meter.clock.lap("rule")
-            gained = _commit(verdict, draws, self.drafter, state, meter)
-        else:
-            meter.clock.lap("rule")
-            self._opened = open_following(ahead, pending.verdict, state, draws, following, meter)
-            verdict = pending.read()
-            self.drafter.observe(verdict, state, draws)
-            gained = state.gain(verdict.tokens, verdict.accepted, verdict.on_host)
-        meter.count(verdict, gained, state.ids)
+        state, meter, windows = self.state, self.meter, self._windows
+        numbers = plain_numbers(state, meter, count)
+        for left in reversed(range(count)):
+            opened = windows.open(width, numbers)
+            verdict = windows.verify(opened, 1 if left else following)
+            kept = verdict if cut is None else cut(verdict, state.is_running)
+            self.drafter.observe(kept, state, opened.draws)
+            meter.clock.lap("drafter")
+            gained = windows.commit(kept)
+            meter.count(verdict, gained, state.ids)  # a draft where its row is cut counts as accepted if it was
+            if self._on_step is not None:
+                self._on_step(state.step(meter.target_calls))
+            if not state.is_running.any():
+                return
+            if left:
+                self.drop_finished()
 
-    def _steps(self, count: int) -> bool:
-        return decode_steps(self.target, self.sampler, self.state, count, self.meter, self._on_step, self.drafter)
-
-    def _report(self) -> None:
-        if self._on_step is not None:
-            self._on_step(self.state.step(self.meter.target_calls))
+    def _counts(self, ids: NDArray[np.int64]) -> tuple[Any, ...]:
+        """Target calls, the tokens of some rows, tested and accepted drafts so far."""
+        meter = self.meter
+        return meter.target_calls, meter.tokens[ids], int(meter.tested.sum()), int(meter.accepted.sum())
 
     def drop_finished(self, at_once: bool = False) -> None:
-        """Drops the rows that have finished, if they are enough of the batch.
+        """Drops the finished rows everywhere, if they are enough of the batch and not all.
 
         Args:
             at_once: Whether any number is enough.
         """
-        drop_finished(self.state, self.target, self.drafter, self.sampler, at_once)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of another batch can join this one: models and drafters take rows in, and the layouts fit.
-
-        Both batches must have the same recipe, and guidance or not.
-        """
-        if not isinstance(other, RunningBatch):
-            return False
-        ours, theirs = self.state.layout, other.state.layout
-        same = all(
-            getattr(ours, name) == getattr(theirs, name) for name in ("width", "eos", "pad", "cell", "dtype", "kind")
-        )
-        optional = all(
-            (getattr(ours, name) is None) == (getattr(theirs, name) is None)
-            for name in ("constraint", "forced", "ends", "stops")
-        )
-        pairs = (self.target, other.target), (self.sampler, other.sampler), (self.drafter, other.drafter)
-        return same and optional and all(can_join(*pair) for pair in pairs)
-
-    def join(self, other: RunningBatch) -> list[int]:
-        """Takes in the running rows of another batch, which must not be used any more.
-
-        They take the places of finished rows, whose tokens are lost, and are appended if there are too few.
-
-        Args:
-            other: The batch, whose rows have a token each. `can_join` is true for it.
-
-        Returns:
-            The index of each of its rows in `state.ids`.
-        """
-        other.drop_finished(at_once=True)
-        state, new = self.state, other.state
-        row_ids, theirs = state.places(len(new.ids)), new.ids.tolist()
-        parts = [(self.target, other.target), (self.sampler, other.sampler), (state, new)]
-        if self.drafter is not None:  # before the target: it may still have to read the features of the prompts
-            parts.insert(0, (self.drafter, other.drafter))
-        for ours, joining in parts:
-            join_rows(ours, joining, row_ids, state, new)
-        self.meter.take_rows(other.meter, state.ids[row_ids].tolist(), theirs)
-        return row_ids
+        running, rows = self.state.running(), len(self.state.ids)
+        finished = rows - len(running)
+        if not running or not finished:
+            return
+        if not at_once and getattr(self.target, "reads_finished", False):  # see `mmspec.audio.depth.captured_depth`
+            return
+        at_once = at_once or bool(getattr(self.sampler, "counts_all_rows", False))  # see `LatentSampler`
+        if at_once or finished * _KEPT >= rows:
+            for part in self.parts:
+                select_rows(part, running, rows)
 
 
-def decode_window(
-    target: Target, drafter: Drafter, rule: Accept, sampler: Sampler, state: BatchState, width: int, meter: Meter
-) -> None:
-    """Drafts a chain and verifies it in one target call. Every row must have a token already.
+def in_step(verdict: Verdict, is_running: NDArray[np.bool_]) -> Verdict:
+    """A verdict by which all rows advance by the same number of tokens, that of the row with the fewest; a `Cut`.
 
-    Args:
-        target: The model.
-        drafter: Proposes the chain.
-        rule: The acceptance rule.
-        sampler: Makes the target distribution and verifies the drafts against it.
-        state: The batch.
-        width: Tokens in the target call, the last accepted one included.
-        meter: Counts calls, tokens and seconds.
-    """
-    verdict, draws = _verified(target, drafter, rule, sampler, state, width, meter)
-    meter.count(verdict, _commit(verdict, draws, drafter, state, meter), state.ids)
-
-
-def decode_together(
-    target: Target, drafter: Drafter, rule: Accept, sampler: Sampler, state: BatchState, width: int, meter: Meter
-) -> None:
-    """As `decode_window`, but all rows advance by the same number of tokens, that of the row with the fewest.
-
-    Rows that stand at the same position keep doing so, which later single steps are cheaper for. The accepted drafts
+    Rows that stand at the same position keep doing so, which later plain steps are cheaper for. The accepted drafts
     of the other rows beyond that are drafts again. That stays exact as long as no policy is told that they were
     accepted: whether all rows are cut at a slot is decided by the tests of that slot and of those before it.
     """
-    verdict, draws = _verified(target, drafter, rule, sampler, state, width, meter)
-    cut = replace(verdict, counts=Numbers(np.full_like(verdict.accepted, verdict.accepted[state.is_running].min())))
-    # A draft where its row is cut counts as accepted if it was.
-    meter.count(verdict, _commit(cut, draws, drafter, state, meter), state.ids)
-
-
-def _verified(
-    target: Target, drafter: Drafter, rule: Accept, sampler: Sampler, state: BatchState, width: int, meter: Meter
-) -> tuple[Verdict, WindowRNG]:
-    """Drafts a chain and verifies it; returns the verdict, and the random numbers of the window."""
-    opened = open_window(target, drafter, state, width, meter)
-    p, rule = sampler(opened.logits, opened.draws.positions), bind_features(rule, target, len(state.ids))
-    verdict = sampler.verify(p, opened.draft, rule, opened.draws)
-    meter.clock.lap("rule")
-    return verdict, opened.draws
-
-
-def open_window(target: Target, drafter: Drafter, state: BatchState, width: int, meter: Meter) -> OpenedWindow:
-    """Drafts a chain, and calls the target; arguments as in `decode_window`."""
-    # Keep one slot past the end, so that whether the last position is drafted does not depend on the other rows.
-    width = min(width, state.remaining + 1)
-    iteration, draft = meter.iteration(state.ids), NOTHING
-    if width > 1 and state.device.type != "cpu" and isinstance(drafter, UploadsWithWindow):
-        meter.clock.lap("other")
-        draws, arrays = state.window_with(width, iteration, drafter.host_arrays(state, width - 1, iteration))
-        drafter.take_arrays(arrays)
-        meter.clock.lap("drafter")
-    else:
-        draws = state.window(width, iteration)
-        meter.clock.lap("other")
-    if width > 1:
-        draft = drafter.propose(state, width - 1, draws)
-        check_draft(drafter, "propose", draft, state, width - 1)
-        meter.clock.lap("drafter")
-    logits = read_window(target, _window_of(state, draft), state.before)
-    meter.clock.lap("target")
-    return OpenedWindow(width, state.ids, draws, draft, logits)
-
-
-def _commit(verdict: Verdict, draws: WindowRNG, drafter: Drafter, state: BatchState, meter: Meter) -> NDArray[np.int64]:
-    """Tells the drafter of a verdict, and appends its tokens; returns the number that each row gained."""
-    drafter.observe(verdict, state, draws)
-    meter.clock.lap("drafter")
-    return state.commit(verdict.tokens, verdict.accepted, verdict.on_host)
-
-
-def _window_of(state: BatchState, draft: Draft) -> Tensor:
-    """The last token of each row and its drafts, [B, 1 + m, *cell]."""
-    if draft is NOTHING:
-        return state.last()
-    return torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
+    return replace(verdict, counts=Numbers(np.full_like(verdict.accepted, verdict.accepted[is_running].min())))
 
 
 def _is_aligned(state: BatchState) -> bool:
     """Whether all running rows have the same number of tokens."""
     lengths = state.length[state.is_running]
     return bool((lengths == lengths[0]).all())
+
+
+def _chains_on(device: torch.device) -> type[Windows]:
+    """The windows of chains of drafts on a device."""
+    if device.type == "cpu":
+        return Windows
+    from mmspec.decoding.device_windows import DeviceWindows
+
+    return DeviceWindows

@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.decoding.gear import Gear
 from mmspec.errors import ArgumentError
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rows import put_rows
+
+if TYPE_CHECKING:
+    from mmspec.decoding.gear import Gear
 
 _BITS: ContextVar[int | None] = ContextVar("bits of new KV caches", default=None)
 _GEAR: ContextVar[Gear | None] = ContextVar("correction of new KV caches", default=None)

@@ -101,7 +101,7 @@ class DraftingContext:
     """The argument of a recipe's builder.
 
     A builder is a function that takes a context and returns a `mmspec.decoding.drafter.Drafter`, or, for a recipe that
-    drafts trees, a `mmspec.decoding.tree_loop.TreeDrafter`. It raises `ArgumentError` if the model lacks a resource
+    drafts trees, a `mmspec.decoding.trees.TreeDrafter`. It raises `ArgumentError` if the model lacks a resource
     that the drafter needs.
 
     Attributes:

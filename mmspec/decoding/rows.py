@@ -38,6 +38,7 @@ from mmspec.sampling.rows import PerRow, RowNames, put_host_rows
 
 if TYPE_CHECKING:
     from mmspec.decoding.batch import BatchState
+    from mmspec.decoding.stats import Meter
 
 
 class HoldsRows(Protocol):
@@ -89,6 +90,27 @@ class MovesRows(Protocol):
         ...
 
 
+class OpenBatch(Protocol):
+    """A batch that rows join and leave.
+
+    Attributes:
+        state: Its rows and their tokens.
+        meter: Counts calls, tokens and seconds.
+    """
+
+    state: BatchState
+    meter: Meter
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """All that holds something per row; empty if no rows can join."""
+        ...
+
+    def drop_finished(self, at_once: bool = False) -> None:
+        """Drops the finished rows, if they are enough of the batch; any number is with `at_once`."""
+        ...
+
+
 def select_rows(part: Any, row_ids: Sequence[int], rows: int) -> None:
     """Keeps some rows of a part, in this order, and drops all others.
 
@@ -129,6 +151,32 @@ def can_join(part: Any, other: Any) -> bool:
     if same is None or not all(_agree(*map(attrgetter(name), (part, other))) for name in same):
         return False
     return all(_fits(value, getattr(other, each.name, None)) for each, value in _values(part))
+
+
+def batches_fit(batch: OpenBatch, other: OpenBatch) -> bool:
+    """Whether the rows of another batch, of the same recipe and with guidance or not as this one, can join it."""
+    return type(batch) is type(other) and bool(batch.parts) and all(map(can_join, batch.parts, other.parts))
+
+
+def join_batches(batch: OpenBatch, other: OpenBatch) -> list[int]:
+    """Takes the running rows of another batch, which must not be used any more, into a batch.
+
+    They take the places of finished rows, whose tokens are lost, and are appended if there are too few.
+
+    Args:
+        batch: The batch.
+        other: The other one, whose rows have a token each; it fits.
+
+    Returns:
+        The index of each of its rows in `state.ids`.
+    """
+    other.drop_finished(at_once=True)
+    state, new = batch.state, other.state
+    row_ids, joining = state.places(len(new.ids)), new.ids.tolist()
+    for ours, theirs in zip(batch.parts, other.parts, strict=True):
+        join_rows(ours, theirs, row_ids, state, new)
+    batch.meter.take_rows(other.meter, state.ids[row_ids].tolist(), joining)
+    return row_ids
 
 
 def _agree(ours: Any, theirs: Any) -> bool:

@@ -250,7 +250,7 @@ class Meter:
         self.clock = Clock(self.device)
 
     def count(self, verdict: Outcome, gained: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
-        """Records one target call with drafts.
+        """Records one target call.
 
         Args:
             verdict: The result of the verification.
@@ -261,7 +261,11 @@ class Meter:
         self.target_calls += 1
         self.calls[ids] += gained > 0
         self.tokens[ids] += gained
+        if self.measure_entropy:
+            self._measure(p, verdict.tokens, np.arange(p.shape[1]) < gained[:, None], ids)
         drafts = verdict.tokens.shape[1] - 1
+        if not drafts:
+            return
         if drafts > len(self.tested):
             grow = drafts - len(self.tested)
             self.accepted, self.tested = np.pad(self.accepted, (0, grow)), np.pad(self.tested, (0, grow))
@@ -271,26 +275,6 @@ class Meter:
         if verdict.excess is not None:
             tested = torch.from_numpy(slots < gained[:, None]).to(verdict.excess.device)
             self.excess[ids] += (verdict.excess * tested).sum(1).cpu().double().numpy()
-        if self.measure_entropy:
-            self._measure(p, verdict.tokens, np.arange(p.shape[1]) < gained[:, None], ids)
-
-    def count_plain(
-        self, p: Probs, tokens: Tensor, ids: NDArray[np.int64], is_running: NDArray[np.bool_] | None = None
-    ) -> None:
-        """Records one target call without drafts.
-
-        Args:
-            p: The target distribution, [B, 1, ...].
-            tokens: The token that each row gained, [B, 1, *cell].
-            ids: Host int64 [B], the indices of the rows in the request.
-            is_running: Host bool [B], False for rows that had finished before; None is True for all.
-        """
-        counts = np.ones(len(ids), dtype=bool) if is_running is None else is_running
-        self.target_calls += 1
-        self.calls[ids] += counts
-        self.tokens[ids] += counts
-        if self.measure_entropy:
-            self._measure(p, tokens, counts[:, None], ids)
 
     def count_steps(self, count: int, ids: NDArray[np.int64]) -> None:
         """Records `count` target calls without drafts, in each of which every row gained a token; measures nothing.

@@ -13,7 +13,6 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FrameFeatureTarget, Target
-from mmspec.drafters.first_tokens import FirstTokens
 from mmspec.drafters.kernel_drafts import KernelDrafts, kernel_drafts
 from mmspec.drafters.token_init import LearnedTable, RandomToken, TokenInit, host_version, repeat_left, repeat_up
 from mmspec.errors import ArgumentError
@@ -82,6 +81,8 @@ class InitDrafter:
         before, left = [last[:, 0], last[:, 1], *columns][-2:]
         begins = np.zeros_like(positions, dtype=bool)
         if self._frames is not None:
+            from mmspec.drafters.first_tokens import FirstTokens
+
             begins, firsts = positions % self._frames.frame_size == 0, FirstTokens(self._frames, state)
             for j in range(first):
                 firsts.note(draft.tokens[:, j], begins[:, j])

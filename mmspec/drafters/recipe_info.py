@@ -28,7 +28,7 @@ class RecipeInfo:
             recipe without builders is plain decoding.
         knobs: The knobs, by name. A recipe that drafts has `window`, `branch`, or `drafts` and `length`, which set the
             number of tokens in a target call.
-        tree: Whether it drafts trees; the builders then return a `mmspec.decoding.tree_loop.TreeDrafter`.
+        tree: Whether it drafts trees; the builders then return a `mmspec.decoding.trees.TreeDrafter`.
         runner: The network that drafts are sampled from: "model", or the kind of a head, such as "eagle".
         table: Whether it drafts from the model's n-gram table.
         draft_model: Whether its builder may use the model's draft model. Recipes with the knob `layers` tell by their

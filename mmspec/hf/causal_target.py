@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
+from mmspec.decoding.graph_capture import use_cuda_graphs
 from mmspec.decoding.kept_graphs import ROUND, with_kept_graphs
 from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts

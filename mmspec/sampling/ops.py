@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling import coupling, k_seq, multi_codebook, rejection, tree_rejection
+from mmspec.sampling import coupling, multi_codebook, rejection, tree_rejection
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
@@ -114,6 +114,8 @@ class TorchOps:
         self, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
     ) -> TreeVerdict:
         """See `mmspec.sampling.k_seq.verify_drafts`."""
+        from mmspec.sampling import k_seq
+
         return k_seq.verify_drafts(dense(p), draft, rule, accept_u, resample_u)
 
     def couple_fresh(self, p: Probs, verdict: Verdict, resample_u: Tensor) -> Tensor:

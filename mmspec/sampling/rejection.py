@@ -230,10 +230,9 @@ def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: 
             other and of the draft.
     """
     batch, width, _ = p.shape
-    rows = torch.arange(batch, device=p.device)
     if width == 1:
-        tokens = sample(p, resample_u)
-        return Verdict(tokens, Numbers(np.zeros(batch, dtype=np.int64)), p, draft)
+        return Verdict(sample(p, resample_u), Numbers(np.zeros(batch, dtype=np.int64)), p, draft)
+    rows = torch.arange(batch, device=p.device)
     m, drafted = width - 1, dense(draft.q)
     chance = rule(p[:, :m], drafted, draft.tokens)
     accept = accept_u[:, :m] < chance

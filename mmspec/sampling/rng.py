@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.kernels.backend import choose
-from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.transfers import copied, on_device
 
 # Streams: the word of a block that a purpose uses. Two purposes never share a number.
@@ -232,10 +232,3 @@ class WindowRNG:
         """The numbers of one slot each of some rows (host int64 [R], may repeat), as R rows of one position."""
         positions, iteration = (each.host[row_ids, slots][:, None] for each in (self.positions, self.iteration))
         return self.source.of_rows(row_ids).window(positions, iteration)
-
-    def keep(self, row_ids: Sequence[int], device: torch.device | None = None) -> None:
-        """Drops all rows except these; `source` is left to its owner. The numbers are copied to `device`, if given."""
-        kept = [self.positions.host[row_ids], self.iteration.host[row_ids]]
-        self.positions, self.iteration = upload(kept, torch.device("cpu") if device is None else device)
-        if self._streams is not None:
-            self._streams = [stream[row_ids] for stream in self._streams]

@@ -17,9 +17,10 @@ from mmspec.continuous.sampler import LatentRule, LatentSampler
 from mmspec.continuous.stats import LatentStats
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.single_steps import decode_steps
+from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.to_end import Decoded, decode_to_end
+from mmspec.decoding.window_policy import FixedWindow
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.rng import CounterRNG
@@ -78,7 +79,7 @@ def sample_plain(rule: LatentRule, samples: int, seed: int, dim: int, length: in
     target, seeds = ToyBackbone(samples, dim, length, seed), range(10**12, 10**12 + samples)
     state = BatchState(seeds, layout, 1, target.device)
     sampler = LatentSampler(head, CounterRNG(seeds, target.device), rule, length)
-    decode_steps(target, sampler, state, length, Meter(target.device, samples), None)
+    RunningBatch(target, None, rule, sampler, state, FixedWindow(1), Meter(target.device, samples)).start()
     return state.result()
 
 

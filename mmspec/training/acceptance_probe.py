@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.assembly import build_drafter
+from mmspec.decoding.assembly import build_drafter, windows_of
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.to_end import step_to_end
-from mmspec.decoding.tree_loop import TreeVerification, decode_tree
+from mmspec.decoding.trees import TreeVerification
 from mmspec.decoding.window_policy import FixedWindow
 from mmspec.recipes import Recipe
 from mmspec.sampling.probs import dense
@@ -69,7 +69,7 @@ class AcceptanceProbe:
 
     @property
     def verify(self) -> TreeVerification:
-        """See `mmspec.decoding.tree_loop.TreeDrafter`."""
+        """See `mmspec.decoding.trees.TreeDrafter`."""
         verification: TreeVerification = self._drafter.verify
         return verification
 
@@ -112,6 +112,6 @@ def measure_acceptance(prepared: PreparedPrompts, recipe: Recipe, seeds: Sequenc
     with torch.inference_mode():
         sampler = TokenSampler(settings, layout.constraint, target.device)
         drafter = build_drafter(recipe, layout, target, settings, prepared.resources, sampler, len(seeds))
-        probe, step = AcceptanceProbe(drafter, recipe.depth), decode_tree if recipe.info.tree else None
-        step_to_end(RunningBatch(target, probe, exact(), sampler, state, FixedWindow(recipe.window), meter, None, step))
+        probe, policy = AcceptanceProbe(drafter, recipe.depth), FixedWindow(recipe.window)
+        step_to_end(RunningBatch(target, probe, exact(), sampler, state, policy, meter, windows=windows_of(recipe)))
     return DrafterAcceptance(probe.by_position, meter.stats(probe.calls).tokens_per_call)

@@ -35,7 +35,7 @@ from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, frame_ends
 from mmspec.decoding import captured_calls
 from mmspec.decoding.kept_graphs import KeptGraphs, free_graphs
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.rows import join_rows, select_rows
+from mmspec.decoding.rows import batches_fit, join_batches, join_rows, select_rows
 from mmspec.hf import causal_target
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse
@@ -297,8 +297,8 @@ def test_frames_that_join_a_batch(captures: Captures, monkeypatch: pytest.Monkey
             first.start()
             first.step()
             second.start()
-            assert first.can_join(second)
-            first.join(second)
+            assert batches_fit(first, second)
+            join_batches(first, second)
             while first.step():
                 pass
             return [first.state.tokens(row).tolist() for row in range(2)]

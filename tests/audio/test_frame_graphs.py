@@ -31,6 +31,7 @@ from mmspec.decoding import captured_calls
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.rows import batches_fit, join_batches
 from mmspec.decoding.window_policy import Committed
 from mmspec.errors import ModelError
 from mmspec.kernels import philox
@@ -263,8 +264,8 @@ def joined(model: Any, settings: list[SamplingParams]) -> list[list[list[int]]]:
         whole.start()
         for one in batches[1:]:
             one.start()
-            assert whole.can_join(one)
-            whole.join(one)
+            assert batches_fit(whole, one)
+            join_batches(whole, one)
             whole.step()
         while whole.step():
             pass

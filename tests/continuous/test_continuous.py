@@ -24,10 +24,10 @@ from mmspec.continuous.tolerance import Tolerance
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.single_steps import decode_steps
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.window_policy import Committed
+from mmspec.decoding.window_policy import Committed, FixedWindow
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.methods.cspd import CSpD
 from mmspec.recipes import parse
@@ -287,9 +287,9 @@ def test_marks_are_those_of_the_target() -> None:
     decoded = run_latents(target, head, recipe, layout, range(SAMPLES), resources)
     seeds = range(10**9, 10**9 + SAMPLES)
     state = BatchState(seeds, layout, 1, torch.device("cpu"))
-    sampler = LatentSampler(head, CounterRNG(seeds, torch.device("cpu")), Smoothed(0.3), 4)
-    meter = Meter(torch.device("cpu"), SAMPLES)
-    decode_steps(ToyBackbone(SAMPLES, 2, 4, 0), sampler, state, 4, meter, None)
+    rule, meter = Smoothed(0.3), Meter(torch.device("cpu"), SAMPLES)
+    sampler = LatentSampler(head, CounterRNG(seeds, torch.device("cpu")), rule, 4)
+    RunningBatch(ToyBackbone(SAMPLES, 2, 4, 0), None, rule, sampler, state, FixedWindow(1), meter).start()
     ends = decoded.tokens[..., 2]
     assert 0.1 < float(ends.any(1).float().mean()) < 0.9 and float(ends.sum(1).max()) == 1
     score, limit = compare_samples(decoded.tokens[:, 1:, :2], state.result()[:, 1:, :2])

@@ -22,7 +22,7 @@ import mmspec.decoding.loop
 from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import decode_together
+from mmspec.decoding.loop import RunningBatch, in_step
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import Step
 from mmspec.decoding.window_policy import Committed, FixedWindow
@@ -34,7 +34,7 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict, ratio, sample
-from mmspec.sampling.rng import RESAMPLE, WindowRNG
+from mmspec.sampling.rng import WindowRNG
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import ToyTarget, toy_resources
 
@@ -419,7 +419,9 @@ def test_a_draft_that_is_cut_off_counts_as_accepted() -> None:
     state, meter = BatchState([0, 1], layout, 4, target.device), Meter(target.device, 2)
     state.append(torch.ones(2, 1, dtype=torch.int64))
     sampler = layout.sampler([SamplingParams()] * 2, target.device)
-    decode_together(target, Drafts(), ratio, sampler, state, 4, meter)
+    meter.calls[:] = 1
+    batch = RunningBatch(target, Drafts(), ratio, sampler, state, FixedWindow(4), meter)
+    batch._decode(4, 1, cut=in_step)
     assert state.length.tolist() == [2, 2]
     assert meter.tested.tolist() == [2, 0, 0] and meter.accepted.tolist() == [1, 0, 0]
 
@@ -438,16 +440,17 @@ def test_distribution_of_rows_that_advance_together(recipe: str, monkeypatch: py
 def test_a_row_that_is_cut_keeps_no_resampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: rows are cut at the fewest accepted drafts, but the token there is sampled anew if it was accepted."""
     monkeypatch.setattr(mmspec.decoding.assembly, "AdaptiveWindow", Together)
-    whole = mmspec.decoding.loop._commit
 
-    def broken(verdict: Verdict, draws: WindowRNG, *rest: Any) -> Any:
-        at, rows = int(verdict.accepted.min()), np.arange(len(verdict.p))
+    def broken(verdict: Verdict, is_running: Any) -> Verdict:
+        cut, rows = in_step(verdict, is_running), np.arange(len(verdict.p))
+        at = int(cut.accepted[0])
         if at < verdict.p.shape[1] - 1:
             residual = (dense(verdict.p)[rows, at] - dense(verdict.draft.q)[rows, at]).clamp(min=1e-6)
-            verdict.tokens[:, at] = sample(residual, draws[RESAMPLE][:, at])
-        return whole(verdict, draws, *rest)
+            cut.tokens[:, at] = sample(residual, torch.rand(len(rows), generator=numbers))
+        return cut
 
-    monkeypatch.setattr(mmspec.decoding.loop, "_commit", broken)
+    numbers = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(mmspec.decoding.loop, "in_step", broken)
     setting = SamplingParams(temperature=0.8)
     assert not check("draft:window=auto", setting, samples=3000, layout=Layout(4), vocab_size=2, batch=3, seed=5).ok
 

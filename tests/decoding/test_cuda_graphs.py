@@ -14,7 +14,7 @@ import torch
 from batch_runs import run
 from batch_states import batch_states
 
-from mmspec.decoding import cuda_graphs, kept_graphs
+from mmspec.decoding import cuda_graphs, graph_capture, kept_graphs
 from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget
 from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.decoding.layout import Layout
@@ -243,9 +243,9 @@ def test_rows_with_another_padding_join_only_new_graphs(device: torch.device) ->
 def test_the_variable_that_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     monkeypatch.delenv("MMSPEC_CUDA_GRAPHS", raising=False)
-    assert cuda_graphs.use_cuda_graphs(cuda) and not cuda_graphs.use_cuda_graphs(cpu)
+    assert graph_capture.use_cuda_graphs(cuda) and not graph_capture.use_cuda_graphs(cpu)
     monkeypatch.setenv("MMSPEC_CUDA_GRAPHS", "off")
-    assert not cuda_graphs.use_cuda_graphs(cuda)
+    assert not graph_capture.use_cuda_graphs(cuda)
     monkeypatch.setenv("MMSPEC_CUDA_GRAPHS", "no")
     with pytest.raises(ArgumentError, match="MMSPEC_CUDA_GRAPHS='no' is not allowed; it must be off, or unset"):
-        cuda_graphs.use_cuda_graphs(cpu)
+        graph_capture.use_cuda_graphs(cpu)

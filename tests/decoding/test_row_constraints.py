@@ -110,7 +110,7 @@ def test_a_row_does_not_depend_on_its_batch(recipe: str) -> None:
 def test_rows_keep_their_constraints_when_the_first_row_ends(recipe: str) -> None:
     """Forced tokens are part of the drafts, so that those of another row would change a row's tokens.
 
-    A quarter of the rows ends at once: fewer would stay in the batch, see `mmspec.decoding.single_steps.drop_finished`.
+    A quarter of the rows ends at once: fewer would stay in the batch, see `RunningBatch.drop_finished`.
     """
     kinds = torch.tensor([[END] * N, [CODE, CODE, LINE, CODE, LINE], [CODE, LINE, CODE, LINE, CODE], [CODE] * N])
     row_ids = [0, 1, 2, 3, 0, 0, 0, *[1, 2, 3] * 3]

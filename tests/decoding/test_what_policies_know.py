@@ -24,7 +24,7 @@ from mmspec.decoding.adaptive_branching import AdaptiveBranching, Branches
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import decode_together
+from mmspec.decoding.loop import in_step
 from mmspec.decoding.window_policy import Committed
 from mmspec.drafters.refresh import WEIGHTS, Refresh
 from mmspec.errors import ArgumentError
@@ -33,7 +33,6 @@ from mmspec.registry import starts
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Verdict
-from mmspec.sampling.sampler import Sampler
 from mmspec.sampling.tree_rejection import Outcome
 from mmspec.testing.columns import check_columns
 from mmspec.testing.exactness import check
@@ -212,24 +211,15 @@ class Leaking(Informed):
             Leaking.untied = 1.0
 
 
-def leak(*parts: Any) -> None:
-    """`decode_together`, but the policy is told what the tests said of drafts that are kept."""
-    sampler: Sampler = parts[3]
-    verify, state = sampler.verify, parts[4]
-
-    def verified(*arguments: Any) -> Verdict:
-        verdict = verify(*arguments)
-        Leaking.untied = float(verdict.accepted[state.is_running].mean()) + 1
-        return verdict
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "verify", verified)
-        decode_together(*parts)
+def leak(verdict: Verdict, is_running: NDArray[np.bool_]) -> Verdict:
+    """`in_step`, but the policy is told what the tests said of drafts that are kept."""
+    Leaking.untied = float(verdict.accepted[is_running].mean()) + 1
+    return in_step(verdict, is_running)
 
 
 def test_a_policy_that_knew_which_kept_drafts_are_good_would_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     use(Leaking, monkeypatch)
-    monkeypatch.setattr(mmspec.decoding.loop, "decode_together", leak)
+    monkeypatch.setattr(mmspec.decoding.loop, "in_step", leak)
     assert not PAIRS("scd:window=auto").ok
 
 

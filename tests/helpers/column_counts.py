@@ -31,8 +31,7 @@ from mmspec.audio.models.moss_tts.decoding import MossTarget
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, triangles
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
-from mmspec.decoding import loop, single_steps
-from mmspec.decoding.batch import BatchState
+from mmspec.decoding import device_windows
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
@@ -133,7 +132,7 @@ def windows(name: str, recipe: str, rows: int, how: str = "") -> dict[str, Any]:
         waits = triangles(LENGTH, linear_delays(BOOKS), VOCAB if name == "musicgen" else 0, None)
         layout = Layout(LENGTH, cell=(BOOKS,), forced=ForcedCells(waits), ends=ends)
         resources = DraftResources(draft_model=lambda: target(False))
-        step, append, shape, widths = RunningBatch.step, BatchState.append, [(0, 0)], list[int]()
+        step, shape, widths = RunningBatch.step, [(0, 0)], list[int]()
         count = Meter.count
 
         def costs() -> dict[str, Any]:
@@ -143,8 +142,14 @@ def windows(name: str, recipe: str, rows: int, how: str = "") -> dict[str, Any]:
             return {**numbers, "names": dict(counted.launches), "which": [*counted.uploads, *counted.waits]}
 
         def counting(meter: Meter, verdict: Any, *rest: Any) -> None:
-            widths.append(verdict.tokens.shape[1])
+            width = verdict.tokens.shape[1]
             count(meter, verdict, *rest)
+            if width > 1:
+                widths.append(width)
+                return
+            rows = len(rest[-1])
+            steps.append({"rows": rows, "new": not steps or rows != steps[-1]["rows"], **costs()})
+            counted.clear()
 
         def stepping(batch: RunningBatch) -> bool:
             counted.clear()
@@ -153,14 +158,7 @@ def windows(name: str, recipe: str, rows: int, how: str = "") -> dict[str, Any]:
             if len(widths) > known:
                 shape.append((before, widths[-1]))
                 new = shape[-1] != shape[-2] or setups() != captured or len(batch.state.ids) != before
-                found.append({"new": new, "ahead": batch._opened is not None, **costs()})
-            return running
-
-        def appending(state: BatchState, *rest: Any) -> Any:
-            running = append(state, *rest)
-            fewer = not steps or len(state.ids) != steps[-1]["rows"]
-            steps.append({"rows": len(state.ids), "new": fewer, **costs()})
-            counted.clear()
+                found.append({"new": new, "ahead": getattr(batch._windows, "_next", None) is not None, **costs()})
             return running
 
         own, asked, after = CUDAGraphTarget.forward_ahead, [0], HistoryTarget._after
@@ -178,8 +176,7 @@ def windows(name: str, recipe: str, rows: int, how: str = "") -> dict[str, Any]:
 
         with pytest.MonkeyPatch.context() as patch:
             if how == "after":
-                for module in (loop, single_steps):
-                    patch.setattr(module, "parts_ahead", lambda *_: None)
+                patch.setattr(device_windows, "parts_ahead", lambda *_: None)
             elif how == "failing":
                 patch.setattr(CUDAGraphTarget, "forward_ahead", refusing)
             elif how == "misread":
@@ -187,7 +184,6 @@ def windows(name: str, recipe: str, rows: int, how: str = "") -> dict[str, Any]:
             patch.setattr(HistoryTarget, "forward_ahead", processing)
             patch.setattr(RunningBatch, "step", stepping)
             patch.setattr(Meter, "count", counting)
-            patch.setattr(BatchState, "append", appending)
             params = replace(PARAMS, guidance_scale=2.0 if name == "musicgen" else 1.0)
             out = run(target(guided), parse(recipe), layout, [params] * rows, range(rows), resources)
         tokens = out.tokens.cpu()

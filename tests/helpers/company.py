@@ -21,6 +21,7 @@ from mmspec.batching.request import DecodingBatch, PreparedRows
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.rows import batches_fit, join_batches
 from mmspec.methods.frame.head import FrameHead
 from mmspec.methods.masked import MaskedToy
 from mmspec.recipes import Recipe
@@ -183,8 +184,8 @@ def joining(world: World, recipe: Recipe, rows: Sequence[int], first: int) -> di
                 if not new_runs:
                     found[row] = new.state.tokens(0)
                 elif running:
-                    assert batch.can_join(new)
-                    (at,) = batch.join(new)
+                    assert batches_fit(batch, new)
+                    (at,) = join_batches(batch, new)
                     there[int(batch.state.ids[at])] = row
                 else:
                     batch, there = new, {0: row}

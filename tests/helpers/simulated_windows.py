@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mmspec.decoding.window_policy import Committed, WindowPolicy
 
-KEPT = 4  # as in `mmspec.decoding.single_steps`: rows are dropped once one in so many has finished
+KEPT = 4  # as in `mmspec.decoding.loop`: rows are dropped once one in so many has finished
 
 
 def committed(seconds: float, gain: float, calls: int = 1) -> Committed:

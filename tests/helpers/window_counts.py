@@ -34,8 +34,7 @@ from counted_device import (
 from torch import Tensor
 
 from mmspec.codebook import Codebook
-from mmspec.decoding import loop, single_steps
-from mmspec.decoding.batch import BatchState
+from mmspec.decoding import device_windows
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
@@ -144,7 +143,7 @@ def windows(
         model: Any = CountedTarget(counted, rows, VOCAB, length, guided=True)
         model.read = noting(model.read, exits=True)
         target = CUDAGraphTarget(model)
-        step, count, append = RunningBatch.step, Meter.count, BatchState.append
+        step, count = RunningBatch.step, Meter.count
         widths: list[int] = []
         shape: list[tuple[int, int]] = [(0, 0)]
 
@@ -154,8 +153,14 @@ def windows(
             return {**numbers, "launches": launches, "names": dict(counted.launches)}
 
         def counting(meter: Meter, verdict: Any, *rest: Any) -> None:
-            widths.append(verdict.p.shape[1])
+            width = verdict.p.shape[1]
             count(meter, verdict, *rest)
+            if width > 1:
+                widths.append(width)
+                return
+            rows = len(rest[-1])
+            steps.append({"rows": rows, "new": not steps or rows != steps[-1]["rows"], **costs()})
+            counted.clear()
 
         def stepping(batch: RunningBatch) -> bool:
             counted.clear()
@@ -171,15 +176,8 @@ def windows(
             if len(widths) > known:
                 shape.append((rows, widths[-1]))
                 new = shape[-1] != shape[-2] or setups() != captured or len(batch.state.ids) != rows
-                is_ahead = batch._opened is not None
+                is_ahead = getattr(batch._windows, "_next", None) is not None
                 found.append({"new": new, "ahead": is_ahead, "drafter_calls": len(drafting) - drafted, **costs()})
-            return running
-
-        def appending(state: BatchState, *rest: Any) -> Any:
-            running = append(state, *rest)
-            fewer = not steps or len(state.ids) != steps[-1]["rows"]
-            steps.append({"rows": len(state.ids), "new": fewer, **costs()})
-            counted.clear()
             return running
 
         own, asked = CUDAGraphTarget.forward_ahead, [0]
@@ -192,10 +190,8 @@ def windows(
             patch.setattr(pearl, "ThreadPoolExecutor", AtOnce)
             patch.setattr(RunningBatch, "step", stepping)
             patch.setattr(Meter, "count", counting)
-            patch.setattr(BatchState, "append", appending)
             if not ahead:
-                for module in (loop, single_steps):
-                    patch.setattr(module, "parts_ahead", lambda *_: None)
+                patch.setattr(device_windows, "parts_ahead", lambda *_: None)
             if failing:
                 patch.setattr(CUDAGraphTarget, "forward_ahead", refusing)
             if misplaced:

@@ -13,6 +13,7 @@ from mmspec.decoding.assembly import build_rule, running_batch
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
+from mmspec.decoding.rows import join_batches
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.window_policy import FixedWindow
 from mmspec.recipes import parse
@@ -44,7 +45,7 @@ def joined(recipe: str, first: SamplingParams, other: SamplingParams) -> torch.T
         batch.start()
         batch.step()
         new.start()
-        batch.join(new)
+        join_batches(batch, new)
         while batch.step():
             pass
         return batch.state.result().clone()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mmspec.codebook import Codebook
+if TYPE_CHECKING:
+    from mmspec.codebook import Codebook
 
 
 def is_vq_model(vqvae: Any) -> bool:
@@ -22,6 +23,8 @@ def codebook_size(vqvae: Any) -> int:
 
 def read_codebook(vqvae: Any) -> Codebook | None:
     """The codebook of a `VQModel`, or of a tokenizer with `codebook()`; None if there is none."""
+    from mmspec.codebook import Codebook
+
     if is_vq_model(vqvae):
         return Codebook(vqvae.quantize.embedding.weight)
     return Codebook(vqvae.codebook()) if hasattr(vqvae, "codebook") else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,13 @@ from tqdm import tqdm
 from mmspec.arguments import check_integer, one_text, shown
 from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
-from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
+from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.files.documents import read_object
 from mmspec.heads.head import Head
 from mmspec.pipeline import Arguments
 from mmspec.recipes import Recipe, default_recipe, parse
@@ -44,11 +42,12 @@ from mmspec.vision.llamagen.conditioning import (
 )
 from mmspec.vision.llamagen.graph_cache import new_target
 from mmspec.vision.llamagen.ngram_tokens import NGramTokens
-from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
 from mmspec.vision.previews import complete, visible
-from mmspec.vision.saved_component import check_component
+
+if TYPE_CHECKING:
+    from mmspec.codebook import Codebook
 
 
 class LlamaGenGenerator(StreamsImages):
@@ -315,7 +314,9 @@ class LlamaGenGenerator(StreamsImages):
         Raises:
             ModelError: If the folder does not contain a drafter, or one for another model.
         """
+        from mmspec.files.documents import read_object
         from mmspec.heads.checkpoint import check_fits_model, load_head
+        from mmspec.vision.saved_component import check_component
 
         folder = Path(folder)
         if read_object(folder / "config.json").get("_class_name") == self.transformer.saved_as:
@@ -387,7 +388,7 @@ class LlamaGenGenerator(StreamsImages):
         condition = condition.to(self.transformer.device)
         rows = len(condition.features)
 
-        def target(gpt: LlamaGenTransformer, guided: bool) -> LlamaGenTarget | CUDAGraphTarget:
+        def target(gpt: LlamaGenTransformer, guided: bool) -> Target:
             uncond = gpt.unconditional(rows) if guided else None
             return new_target(gpt, condition.features, uncond, condition.mask, slack)
 
@@ -395,7 +396,7 @@ class LlamaGenGenerator(StreamsImages):
             mask = condition.mask
             return gpt(tokens, condition.features, None if mask is None or bool(mask.all()) else mask)
 
-        def small_target(gpt: Any) -> LlamaGenTarget | CUDAGraphTarget:
+        def small_target(gpt: Any) -> Target:
             return target(gpt, False)
 
         gpt, draft, grid = self.transformer, self.draft_transformer, self.transformer.config.grid_size

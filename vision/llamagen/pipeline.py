@@ -87,12 +87,13 @@ class LlamaGenPipeline(FolderPipeline, LlamaGenGenerator):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> LlamaGenPipeline:
-        from mmspec.heads.checkpoint import load_heads
-
         folder = Path(pretrained_model_name_or_path)
         kwargs["dtype"] = component_dtypes(folder, kwargs.get("dtype"), "transformer", "vqvae")
         pipe: LlamaGenPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
-        pipe.heads = load_heads(Path(pretrained_model_name_or_path))
+        if (folder / "drafters").is_dir():
+            from mmspec.heads.checkpoint import load_heads  # all kinds of heads
+
+            pipe.heads = load_heads(folder)
         return pipe
 
     def _set_draft_transformer(self, small: LlamaGenTransformer) -> None:

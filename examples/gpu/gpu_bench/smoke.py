@@ -17,7 +17,7 @@ from gpu_bench.published import PUBLISHED, PublishedModel, StepModel
 from gpu_bench.records import Record, one_line, record_of
 
 from mmspec.batching.request import PreparedRows
-from mmspec.decoding.cuda_graphs import VARIABLE as GRAPHS
+from mmspec.decoding.graph_capture import VARIABLE as GRAPHS
 from mmspec.decoding.layout import Layout, TokenKind
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.to_end import decode_to_end

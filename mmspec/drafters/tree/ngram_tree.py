@@ -18,7 +18,7 @@ from torch import Tensor
 from mmspec.decoding.adaptive_branching import Branches, Branching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.tree_loop import verify_tree
+from mmspec.decoding.trees import verify_tree
 from mmspec.drafters.kernel_drafts import ForcedOnDevice
 from mmspec.drafters.ngram import NGramTable, Table
 from mmspec.drafters.tree.specinfer import branching_of

@@ -21,7 +21,7 @@ from torch import Tensor
 from mmspec.decoding.adaptive_branching import AdaptiveBranching, Branches, Branching, FixedBranching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.tree_loop import TreeVerification, verify_tree
+from mmspec.decoding.trees import TreeVerification, verify_tree
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.tree_loop import verify_tree
+from mmspec.decoding.trees import verify_tree
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner

@@ -1,9 +1,9 @@
-"""The window step of tree drafts, `decode_tree`; a `window_step` of `mmspec.decoding.loop.RunningBatch`."""
+"""Draft trees: the protocol of tree drafters, and `Trees`, their windows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -12,13 +12,12 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.foreign_parts import check_tree
-from mmspec.decoding.stats import Meter
-from mmspec.decoding.target import Target, TreeTarget, bind_features
+from mmspec.decoding.target import TreeTarget, bind_features
+from mmspec.decoding.windows import OpenedWindow, Windows
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
-from mmspec.sampling.sampler import Sampler
 from mmspec.sampling.tree import TreeDraft
 from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
 
@@ -61,48 +60,38 @@ class TreeDrafter(Protocol):
         ...
 
 
-def decode_tree(
-    target: Target,
-    drafter: TreeDrafter,
-    rule: Accept,
-    sampler: Sampler,
-    state: BatchState,
-    width: int,
-    meter: Meter,
-) -> None:
-    """Drafts a tree and verifies it in one target call. Every row must have a token already.
+class Trees(Windows):
+    """The windows of a tree drafter: trees, each read in one call of a `TreeTarget`, and single steps.
 
     Entries past the end of a row are read and ignored: if trees were cut there, a row would depend on the others.
-
-    Args:
-        target: A `TreeTarget`.
-        drafter: Proposes the tree.
-        rule: The acceptance rule.
-        sampler: Makes the target distribution.
-        state: The batch.
-        width: Ignored; the drafter determines the size of its trees.
-        meter: Counts calls, tokens and seconds.
     """
-    assert isinstance(target, TreeTarget)
-    meter.clock.lap("other")
-    iteration = meter.iteration(state.ids)
-    draft = drafter.propose(state, iteration)
-    check_tree(drafter, draft, len(state.ids))
-    meter.clock.lap("drafter")
-    tree, numbers, window = draft.tree, draft.numbers, draft.window
-    if numbers is None:
-        numbers, _ = state.tree_numbers(tree, iteration)
-    if window is None:
-        window = torch.cat([state.last(), draft.tokens], dim=1)
-    at = state.before.host
-    logits = target.forward_tree(window, at, tree)
-    meter.clock.lap("target")
-    p = sampler(logits, numbers.after)
-    uniforms = numbers.of_nodes(ACCEPT), numbers.of_depths(RESAMPLE)
-    verdict = drafter.verify(state.ops, p, draft, bind_features(rule, target, len(state.ids)), *uniforms)
-    meter.clock.lap("rule")
-    target.settle(at, verdict.path.host)
-    meter.clock.lap("target")
-    drafter.observe(verdict, state)
-    meter.clock.lap("drafter")
-    meter.count(verdict, state.commit(verdict.tokens, verdict.accepted, verdict.on_host), state.ids)
+
+    def open(self, width: int, numbers: Iterator[WindowRNG]) -> OpenedWindow:
+        """Proposes a tree, whose size the drafter determines, and calls the target with it."""
+        if width == 1:
+            return super().open(width, numbers)
+        state, meter, target = self.state, self.meter, cast(TreeTarget, self.target)
+        meter.clock.lap("other")
+        iteration = meter.iteration(state.ids)
+        draft = self.drafter.propose(state, iteration)
+        check_tree(self.drafter, draft, len(state.ids))
+        meter.clock.lap("drafter")
+        tree_numbers = draft.numbers or state.tree_numbers(draft.tree, iteration)[0]
+        window = torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
+        logits = target.forward_tree(window, state.before.host, draft.tree)
+        meter.clock.lap("target")
+        return OpenedWindow(width, state.ids, None, draft, logits, tree_numbers)
+
+    def verify(self, opened: OpenedWindow, following: int) -> Outcome:
+        """Verifies a tree, and keeps its accepted path in the target."""
+        draft, numbers, state, meter = opened.draft, opened.numbers, self.state, self.meter
+        if numbers is None:
+            return super().verify(opened, following)
+        p = self.sampler(opened.logits, numbers.after)
+        rule = bind_features(self.rule, self.target, len(state.ids))
+        uniforms = numbers.of_nodes(ACCEPT), numbers.of_depths(RESAMPLE)
+        verdict: TreeVerdict = self.drafter.verify(state.ops, p, draft, rule, *uniforms)
+        meter.clock.lap("rule")
+        cast(TreeTarget, self.target).settle(state.before.host, verdict.path.host)
+        meter.clock.lap("target")
+        return verdict

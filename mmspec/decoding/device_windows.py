@@ -1,0 +1,127 @@
+"""Windows on a device, whose calls are launched before the host has read what the window before them has accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmspec.decoding.ahead import Ahead, parts_ahead
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.drafter import UploadsWithWindow
+from mmspec.decoding.stats import Meter
+from mmspec.decoding.windows import NOTHING, OpenedWindow, Windows
+from mmspec.sampling.acceptance import FeatureRule
+from mmspec.sampling.probs import Probs
+from mmspec.sampling.rejection import Verdict
+from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.tree_rejection import Outcome
+
+
+class DeviceWindows(Windows):
+    """See `Windows`, and `mmspec.decoding.ahead` for what is launched ahead, where the parts of the batch can."""
+
+    goes_ahead = True
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._next: OpenedWindow | None = None  # the next window, where its call was launched ahead
+        self._is_written = False  # whether the device has committed the window
+        self._uploads = isinstance(self.drafter, UploadsWithWindow)
+        self._reads_features = isinstance(self.rule, FeatureRule)
+
+    def open(self, width: int, numbers: Iterator[WindowRNG]) -> OpenedWindow:
+        """The window that was opened ahead, or another one in its place."""
+        opened, self._next = self._next, None
+        if opened is not None and opened.ids is self.state.ids and opened.width == width:
+            return opened if width > 1 else replace(opened, draws=next(numbers))
+        if opened is not None:
+            self.given_up = True
+            self.state.close()
+        return super().open(width, numbers)
+
+    def verify(self, opened: OpenedWindow, following: int) -> Outcome:
+        """Verifies a window; the call of the next one is launched before the wait, if it can be."""
+        self._is_written, is_plain = False, opened.draft is NOTHING
+        ahead = parts_ahead(self.target, self.drafter, self.sampler, self.state)
+        if ahead is None or (self._reads_features and not is_plain):
+            return super().verify(opened, following)
+        if is_plain:
+            return self._plain(ahead, opened, following)
+        state, meter = self.state, self.meter
+        following = _following(state, opened.width, following)
+        p = self.sampler(opened.logits, opened.draws.positions)
+        pending = ahead.sampler.verify_ahead(p, opened.draft, self.rule, opened.draws) if following else None
+        if pending is None:
+            return self._tested(p, opened)
+        meter.clock.lap("rule")
+        self._next = _open_following(ahead, pending.verdict, state, opened.draws, following, meter)
+        self._is_written = True
+        return pending.read()
+
+    def commit(self, verdict: Outcome) -> NDArray[np.int64]:
+        """See `Windows.commit`; what the device has committed is only counted."""
+        if self._is_written:
+            return self.state.gain(verdict.tokens, verdict.accepted, verdict.on_host)
+        return super().commit(verdict)
+
+    def _begin(self, width: int, iteration: NDArray[np.int64]) -> WindowRNG:
+        """As that of `Windows`; what the drafter needs of the host is copied with the numbers of the window."""
+        if not self._uploads:
+            return super()._begin(width, iteration)
+        state, drafter = self.state, self.drafter
+        self.meter.clock.lap("other")
+        draws, arrays = state.window_with(width, iteration, drafter.host_arrays(state, width - 1, iteration))
+        drafter.take_arrays(arrays)
+        self.meter.clock.lap("drafter")
+        return draws
+
+    def _plain(self, ahead: Ahead, opened: OpenedWindow, following: int) -> Outcome:
+        """Samples the token of a plain step; the call of the next one is launched before the wait."""
+        state, meter = self.state, self.meter
+        p: Probs = self.sampler(opened.logits, opened.draws.positions)
+        pending = ahead.sampler.sample_ahead(p, opened.draws)
+        if pending is None:
+            return self._tested(p, opened)
+        tokens = pending.tokens
+        meter.clock.lap("rule")
+        if following and state.remaining > 1:
+            # Rows that the token ends are read as if they went on, and what is read is not used.
+            read = tokens.clamp(min=0)  # -1 where there is no distribution
+            logits = ahead.target.forward_ahead(read, state.length - 1 + state.is_running)
+            meter.clock.lap("target")
+            self._next = None if logits is None else OpenedWindow(1, state.ids, None, NOTHING, logits)
+        on_host = pending.read()
+        return Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING, on_host=on_host)
+
+
+def _following(state: BatchState, width: int, wanted: int) -> int:
+    """The width of the window after one of `width` tokens, if it is known before that one is read; else 0.
+
+    It is where the longest row keeps enough tokens, whatever it gains. Rows that a token ends may leave fewer; windows
+    past the end of a row are cut off.
+    """
+    return wanted if wanted > 1 and state.remaining - width + 1 >= wanted else 0
+
+
+def _open_following(
+    ahead: Ahead, verdict: Verdict, state: BatchState, draws: WindowRNG, width: int, meter: Meter
+) -> OpenedWindow | None:
+    """Commits a window on the device, and launches the draft and the call of the next one.
+
+    Returns:
+        The next window; None if it could not be opened: only the commit on the device was done.
+    """
+    following = state.follow(verdict.tokens, verdict.counts.on(state.device), width)
+    meter.clock.lap("other")
+    draft = ahead.drafter.draft_ahead(verdict, state, draws, following)
+    meter.clock.lap("drafter")
+    logits = None if draft is None or draft.window is None else ahead.target.forward_ahead(draft.window, state.before)
+    meter.clock.lap("target")
+    if draft is None or logits is None:
+        state.close()
+        return None
+    return OpenedWindow(width, state.ids, following, draft, logits)
