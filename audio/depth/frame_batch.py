@@ -29,7 +29,7 @@ from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.decoding.windows import NOTHING
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
-from mmspec.sampling.numbers import upload
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Verdict, sampled
 from mmspec.sampling.rng import WindowRNG
@@ -139,7 +139,7 @@ class FrameBatch:
         pending = self._sampler.sample_ahead(p, draws)
         first = self._sampler.sample(p, draws) if pending is None else pending.tokens.clamp(min=0)
         none = np.zeros(len(p), dtype=np.int64)
-        meter.count(Verdict(first, none, p, NOTHING), none + 1, state.ids)
+        meter.count(Verdict(first, Numbers(none), p, NOTHING), none + 1, state.ids)
         depth = DepthDecoding(
             model, draft, self._recipe, self._rest, self._rest_sampler, numbers, self._policy, state.length
         )
