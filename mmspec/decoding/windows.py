@@ -131,8 +131,8 @@ class Windows:
             return self.target.prefill()
         if draft is NOTHING:
             ids, tokens = self._latest or (None, None)
-            window = tokens if tokens is not None and ids is state.ids else state.last()
-            return read_window(self.target, window, state.before)
+            last = tokens if tokens is not None and ids is state.ids else state.last()
+            return read_window(self.target, last, state.before)
         window = torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
         return read_window(self.target, window, state.before)
 
