@@ -107,6 +107,28 @@ def test_no_module_imports_itself_through_others(graph: dict[str, set[str]]) -> 
     assert not found, "\n".join(f"{len(group)}: {' -> '.join(shortest_circle(graph, group))}" for group in found)
 
 
+def array_classes(modules: dict[str, Module]) -> list[str]:
+    """Classes that are arrays or tensors with something more, or take over operations on these."""
+    found = []
+    for name, module in modules.items():
+        for each in (node for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)):
+            bases = {ast.unparse(base.value if isinstance(base, ast.Subscript) else base) for base in each.bases}
+            own = {part.name for part in each.body if isinstance(part, ast.FunctionDef)}
+            arrays = {base.rpartition(".")[2] for base in bases} & {"ndarray", "NDArray", "Tensor", "Parameter"}
+            if arrays or own & {"__array_finalize__", "__array_ufunc__", "__torch_function__"}:
+                found.append(f"{name}.{each.name}")
+    return found
+
+
+def test_no_array_has_hidden_state(modules: dict[str, Module]) -> None:
+    """State of an array of a class of its own is lost by any arithmetic; `mmspec.sampling.numbers` has it openly."""
+    assert not array_classes(modules)
+    hidden = (
+        "class A(np.ndarray[Any, Any]): pass\nclass B(torch.Tensor): pass\nclass C:\n def __array_ufunc__(self): pass"
+    )
+    assert array_classes(made_up(a=hidden, b="class D(Sequence[Tensor]): pass")) == [f"mmspec.a.{n}" for n in "ABC"]
+
+
 def test_methods_are_guests(modules: dict[str, Module]) -> None:
     """Nothing outside of `mmspec.methods` imports or names a method, but for its tables; nor do other methods."""
     room = "mmspec.methods"

@@ -27,9 +27,10 @@ from mmspec.decoding.target import EarlyExit, Target
 from mmspec.hf.causal_target import is_dispatched
 from mmspec.kernels.backend import choose
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rng import RESAMPLE
 from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.transfers import on_device
 
 # The graphs that sample frames, and that read frames whose codes are given: see
 # `mmspec.decoding.captured_calls.CapturedPart`.
@@ -161,12 +162,11 @@ class CapturedDepth:
         count = self._target.prompt_slots
         return self._read(None, self._slots(0, count), first=count - 1)
 
-    def frame(self, numbers: NDArray[np.int64], codes: int, sampler: TokenSampler) -> Tensor | None:
+    def frame(self, numbers: Numbers, codes: int, sampler: TokenSampler) -> Tensor | None:
         """Samples a whole frame in one graph.
 
         Args:
-            numbers: Host int64 [B, 2], the seed of each row and the position of its first code, with their copy on the
-                device (`mmspec.sampling.mirrored`).
+            numbers: [B, 2], the seed of each row and the position of its first code.
             codes: D, the codes of a frame.
             sampler: Has the sampling parameters.
 
@@ -179,7 +179,7 @@ class CapturedDepth:
         if known is None or choose(self.device.type) != "triton":
             return None
         settings, cuts = known
-        count, loop = len(numbers), partial(sample_frame, target)
+        count, loop = len(numbers.host), partial(sample_frame, target)
 
         def inputs() -> list[Tensor]:
             new = torch.zeros(target.rows, 2, dtype=torch.int64, device=self.device)
@@ -189,7 +189,7 @@ class CapturedDepth:
             call = self._graphs.of(loop, inputs, (codes, *cuts), (codes, *cuts, _FRAME), self.device)
             if call is None:
                 return None
-            call.inputs[0][:count] = on_device(numbers, self.device)
+            call.inputs[0][:count] = numbers.on(self.device)
             if self._settings is not settings:  # the first frame, or rows have joined or left
                 for own, new in zip(call.inputs[1:], settings, strict=True):
                     own[:count] = new
@@ -216,16 +216,16 @@ class CapturedDepth:
         return split_cfg(found, target.cfg_factor == 2)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        return self.forward_ahead(tokens, at)
+        return self.forward_ahead(tokens, Numbers(at))
 
-    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+    def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits:
         """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
         first, width = self._target.prompt_slots - self._start, tokens.shape[1]
-        slot = int(at[0]) + first
-        if getattr(at, "mirror", None) is None and slot >= 0 and (at == at[0]).all():  # a step of all rows
+        slot = int(at.host[0]) + first
+        if at.there is None and slot >= 0 and (at.host == at.host[0]).all():  # a step of all rows
             slots = self._slots(slot, width)
         else:
-            slots = on_device(at, self.device)[:, None] + torch.arange(first, first + width, device=self.device)
+            slots = at.on(self.device)[:, None] + torch.arange(first, first + width, device=self.device)
         return self._read(tokens, slots)
 
     def select_rows(self, row_ids: list[int]) -> None:

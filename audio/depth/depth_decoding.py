@@ -31,9 +31,10 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import Download
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.transfers import Download
 
 
 class FrameModel(Protocol):
@@ -149,8 +150,7 @@ class DepthDecoding:
         recipe: How the codes are decoded.
         samplings: Sampling parameters of the codes, one per row.
         sampler: A sampler with these.
-        numbers: Host int64 [B, 2], the seed of each row, see `frame_seed`, and the position of its first code; on a
-            device with their copy there (`mmspec.sampling.mirrored`).
+        numbers: [B, 2], the seed of each row, see `frame_seed`, and the position of its first code.
         policy: Chooses the window.
         frames: Host int64 [B], the number of the frame in each row.
     """
@@ -160,7 +160,7 @@ class DepthDecoding:
     recipe: Recipe
     samplings: Sequence[SamplingParams]
     sampler: TokenSampler
-    numbers: NDArray[np.int64]
+    numbers: Numbers
     policy: WindowPolicy
     frames: NDArray[np.int64]
 
@@ -176,7 +176,7 @@ class DepthDecoding:
             ids: Host int64 [B], the number of each row in `meter`.
         """
         recipe, device, depth, count = self.recipe, self.model.device, self.model.codes, len(first)
-        start = int(self.numbers[0, 1])
+        start = int(self.numbers.host[0, 1])
         target, constraint = self.model.depth(first, start, recipe.window), None
         if isinstance(self.model, GivesCodes):
             given = self.model.given_codes(self.frames[:, None])[:, 0]
@@ -193,7 +193,7 @@ class DepthDecoding:
             resources = DraftResources(
                 draft_model=lambda: draft.depth(first, start, recipe.window), draft_sampling=samplings
             )
-        state = BatchState(self.numbers[:, 0].tolist(), layout, recipe.window, device)
+        state = BatchState(self.numbers.host[:, 0].tolist(), layout, recipe.window, device)
         if before is not None:
             state.commit(before, np.full(count, depth - 1))
         part = Meter(device, count)

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_target import DepthDecoder, DepthTarget
+from mmspec.decoding.ahead import read_window
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.decoding.target import cache_bytes
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import advanced, on_device, uploaded, window_positions
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rows import PerRow, RowNames
 
 
@@ -63,7 +64,7 @@ class DepthFrames:
         self.device = backbone.device
         self._backbone, self._decoder, self._processors = backbone, decoder, tuple(processors)
         rows = len(prompt.mask)
-        self._length = np.zeros(rows, dtype=np.int64)
+        self._length = Numbers(np.zeros(rows, dtype=np.int64))
         # One more frame than can be read: the decoding loop may look at the end of the last window.
         self._firsts = torch.full((rows, length + slack + 1), -1, dtype=torch.int64, device=self.device)
         self._factor = 1 if uncond is None else 2
@@ -73,23 +74,23 @@ class DepthFrames:
         self._graphs = DepthGraphs(decoder.module, rows * (1 + slack))
 
     def start(self) -> Logits:
-        return self._processed(self._target.prefill(), np.full((len(self._firsts), 1), -1))
+        return self._processed(self._target.prefill(), Numbers(np.full((len(self._firsts), 1), -1)))
 
     def step(self, frame: Tensor) -> Logits:
-        at = uploaded(self._length, self.device)
+        at = self._length.uploaded(self.device)
         logits = self.read(frame[:, None], at)
-        self._length = advanced(at)
+        self._length = at.plus(1)
         return logits
 
     def depth(self, first: Tensor, start: int, window: int) -> DepthTarget | CapturedDepth:
         return self._graphs.of(self._depth(self._target.features()[:, -1], first, start, window))
 
-    def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
-        numbers = at[:, None]
+    def read(self, frames: Tensor, at: Numbers) -> Logits:
+        numbers = at
         if self._processors:
-            numbers = window_positions(at, 0, frames.shape[1], self.device)
-            self._firsts.scatter_(1, on_device(numbers, self.device), frames[..., 0])
-        return self._processed(self._target.forward(frames, at), numbers)
+            numbers = at.window(0, frames.shape[1], self.device)
+            self._firsts.scatter_(1, numbers.on(self.device), frames[..., 0])
+        return self._processed(read_window(self._target, frames, at), numbers)
 
     def hidden(self) -> Tensor:
         features = self._target.features()
@@ -117,11 +118,11 @@ class DepthFrames:
         """The codes of one frame; arguments as in `DepthTarget`."""
         return DepthTarget(self._decoder, hidden, first, start, window)
 
-    def _processed(self, logits: Logits, last: NDArray[np.int64]) -> Logits:
-        """Logits [B, n, V] after frames number `last`, host int64 [B, n], with the processors applied."""
+    def _processed(self, logits: Logits, last: Numbers) -> Logits:
+        """Logits [B, n, V] after frames number `last`, [B, n], with the processors applied; these alone read `last`."""
         if not self._processors:
             return logits
-        prefixes = self._prefixes(on_device(last, self.device)).flatten(0, 1)
+        prefixes = self._prefixes(last.on(self.device)).flatten(0, 1)
         z = logits.cond.float()
         flat = z.flatten(0, 1)
         for process in self._processors:

@@ -29,10 +29,12 @@ from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.decoding.windows import NOTHING
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
-from mmspec.sampling.mirrored import Download, upload
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Verdict, sampled
+from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.transfers import Download
 
 
 class FrameBatch:
@@ -132,12 +134,12 @@ class FrameBatch:
             draft.start() if before is None else draft.step(before)
             self.draft_calls += 1
             meter.clock.lap("drafter")
-        p, draws = self._sampler(logits, positions), state.rng.window(positions, iteration)
+        p, draws = self._sampler(logits, positions), WindowRNG(state.rng, positions, iteration)
         # The codes need the first token on the device alone: the host does not wait for it before they are launched.
         pending = self._sampler.sample_ahead(p, draws)
         first = self._sampler.sample(p, draws) if pending is None else pending.tokens.clamp(min=0)
         none = np.zeros(len(p), dtype=np.int64)
-        meter.count(Verdict(first, none, p, NOTHING), none + 1, state.ids)
+        meter.count(Verdict(first, Numbers(none), p, NOTHING), none + 1, state.ids)
         depth = DepthDecoding(
             model, draft, self._recipe, self._rest, self._rest_sampler, numbers, self._policy, state.length
         )

@@ -39,9 +39,10 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device, part, upload
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.transfers import on_device
 
 MAX_AHEAD = 16  # frames in a window
 NO_HEADS: Mapping[str, Head] = MappingProxyType({})
@@ -77,12 +78,12 @@ class FrameWindowModel(Protocol):
         """Reads the prompts and returns the logits of the first token of frame 0, [B, 1, V]."""
         ...
 
-    def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
+    def read(self, frames: Tensor, at: Numbers) -> Logits:
         """Reads frames and returns the logits of the first token after each, [B, n, V].
 
         Args:
             frames: int64 [B, n, 1 + D].
-            at: Host int64 [B], the number of each row's first frame; earlier reads of these and later frames are rolled
+            at: [B], the number of each row's first frame; earlier reads of these and later frames are rolled
                 back.
         """
         ...
@@ -162,8 +163,8 @@ class FrameTarget:
         return Logits(z, None)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        size, positions = self._size, np.asarray(at)[:, None] + np.arange(tokens.shape[1])
-        first = np.asarray(at) // size
+        size, positions = self._size, at[:, None] + np.arange(tokens.shape[1])
+        first = at // size
         touched = int((positions[:, -1] // size - first).max()) + 1
         complete = int(((positions[:, -1] + 1) // size - first).max())
         # After a frame's last token comes the first one of the next frame, whose logits follow those of all codes.
@@ -176,11 +177,11 @@ class FrameTarget:
             np.where(code < codes, frame * codes + code, touched * codes + frame),
         ]
         window = upload(host, self.device)
-        there, numbers, after, index = (on_device(each, self.device) for each in window)
+        there, numbers, after, index = (each.on(self.device) for each in window)
         self._tokens.scatter_(1, there, tokens.clamp(max=self.vocab_size - 2))
         frames = self._tokens.unflatten(1, (-1, size)).gather(1, numbers[..., None].expand(-1, -1, size))
-        first = part(window[1], np.s_[:, 0])
-        next_first = self._first_logits(frames[:, :complete], first, after)
+        start = window[1].part(np.s_[:, 0])
+        next_first = self._first_logits(frames[:, :complete], start, after)
         logits = torch.cat([self._code_logits(frames, first, numbers), *next_first], dim=1)
         return Logits(logits.gather(1, index[..., None].expand(-1, -1, self.vocab_size)), None)
 
@@ -207,7 +208,7 @@ class FrameTarget:
         first, features = probs(self._model.start(), warm[0]), self._model.hidden()[:, -1:]
         frames = frames.clamp(max=self.vocab_size - 2)
         if end > 1:
-            read = self._model.read(frames[:, : end - 1], np.zeros(len(frames), dtype=np.int64))
+            read = self._model.read(frames[:, : end - 1], Numbers(np.zeros(len(frames), dtype=np.int64)))
             first = torch.cat([first, probs(read, warm[0])], dim=1)
             features = torch.cat([features, self._model.hidden()], dim=1)
         features, taught = features[:, start:], frames[:, start:end]
@@ -220,12 +221,12 @@ class FrameTarget:
         """Bytes of the KV cache."""
         return cache_bytes(self._model)
 
-    def _first_logits(self, frames: Tensor, first: NDArray[np.int64], after: Tensor) -> list[Tensor]:
+    def _first_logits(self, frames: Tensor, first: Numbers, after: Tensor) -> list[Tensor]:
         """The logits [B, n, 1 + V] of the first token after each of n frames, which the backbone reads; none if n is 0.
 
         Args:
             frames: int64 [B, n, 1 + D].
-            first: Host int64 [B], their first numbers.
+            first: [B], their first numbers.
             after: int64 [B, n], the numbers of the frames after them.
         """
         if not frames.shape[1]:
@@ -251,11 +252,11 @@ class FrameTarget:
 
 def probs(logits: Logits, sampler: TokenSampler) -> Tensor:
     """Probabilities float32 [B, W, V] of logits."""
-    return sampler.probs(logits, _no_positions(logits))
+    return sampler.probs(logits, _no_positions(logits).host)
 
 
-def _no_positions(logits: Logits) -> NDArray[np.int64]:
-    return np.zeros(logits.cond.shape[:2], dtype=np.int64)
+def _no_positions(logits: Logits) -> Numbers:
+    return Numbers(np.zeros(logits.cond.shape[:2], dtype=np.int64))
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling.mirrored import on_device, window_positions
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rows import PerRow
 
 NEVER = 2**40
@@ -59,10 +57,10 @@ class ColumnHistory:
         """The number of cells of a column."""
         return self._columns.shape[2]
 
-    def write(self, tokens: Tensor, at: NDArray[np.int64]) -> None:
-        """Writes columns int64 [B, W, K], the first of each row at its position `at` (host int64 [B])."""
+    def write(self, tokens: Tensor, at: Numbers) -> None:
+        """Writes columns int64 [B, W, K], the first of each row at its position `at` ([B])."""
         device = self._columns.device
-        slots = on_device(window_positions(at, self._before, tokens.shape[1], device), device)
+        slots = at.window(self._before, tokens.shape[1], device).on(device)
         self._columns.scatter_(1, slots[..., None].expand(tokens.shape), tokens)
 
     def forced_after(self, tokens: Tensor | None, at: Tensor, count: int, rule: EndRule) -> Tensor:
@@ -82,13 +80,13 @@ class ColumnHistory:
         searched = rule.marker, rule.searched, rule.first, rule.latest, rule.opening
         return cells_after(self._columns, self._before, tokens, at, count, rule.codes, *searched)
 
-    def first(self, token: int, codebooks: int, positions: NDArray[np.int64]) -> Tensor:
+    def first(self, token: int, codebooks: int, positions: Numbers) -> Tensor:
         """The first position before each of `positions` that has `token` in one of its first `codebooks` cells.
 
         Args:
             token: A code.
             codebooks: Number of cells to search, from the first.
-            positions: Host int64 [B, W].
+            positions: [B, W].
 
         Returns:
             int64 [B, W]; `NEVER` where there is no such position.
@@ -96,13 +94,11 @@ class ColumnHistory:
         found = (self._columns[:, self._before :, :codebooks] == token).any(-1)
         position = torch.arange(found.shape[1], device=found.device).masked_fill(~found, NEVER)
         earliest = F.pad(position.cummin(1).values, (1, 0), value=NEVER)  # [:, t]: among the positions before t
-        return earliest.gather(1, on_device(positions, found.device))
+        return earliest.gather(1, positions.on(found.device))
 
-    def latest(self, count: int, positions: NDArray[np.int64]) -> Tensor:
+    def latest(self, count: int, positions: Numbers) -> Tensor:
         """The last `count` columns before each of `positions`, int64 [B, W, count, K]; -1 before the first column."""
         device = self._columns.device
-        index = on_device(positions, device)[..., None] + torch.arange(
-            self._before - count, self._before, device=device
-        )
+        index = positions.on(device)[..., None] + torch.arange(self._before - count, self._before, device=device)
         rows = torch.arange(len(index), device=device)[:, None, None]
         return self._columns[rows, index.clamp(min=0)].masked_fill(index[..., None] < 0, -1)

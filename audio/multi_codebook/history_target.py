@@ -16,7 +16,7 @@ from mmspec.decoding.target import EarlyExit, cache_bytes
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.kernels.backend import choose
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device, uploaded, window_positions
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rows import RowNames
 
 
@@ -40,20 +40,20 @@ class HistoryTarget(ABC):
         self._known_rule: EndRule | None = None
 
     @abstractmethod
-    def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
-        """The processed logits [B, W, K, V] of the given positions, host int64 [B, W]."""
+    def _processed(self, logits: Logits, positions: Numbers) -> Logits:
+        """The processed logits [B, W, K, V] of the given positions, [B, W]."""
 
     @abstractmethod
     def _rule(self) -> EndRule:
         """What cells are forced to by the columns so far, with its tensors on the device."""
 
-    def _forced(self, logits: Logits, must: Tensor, at: NDArray[np.int64]) -> Logits:
+    def _forced(self, logits: Logits, must: Tensor, at: Numbers) -> Logits:
         """As `_processed`, in a few launches.
 
         Args:
             logits: The model's, [B, W, K, V].
             must: int64 [B, W, K], the codes of forced cells, -1 where a cell is free.
-            at: Host int64 [B] with its copy on the device, the position before the first one; -1 after the prompt.
+            at: [B] with its copy on the device, the position before the first one; -1 after the prompt.
         """
         # Imported here: Triton may be missing.
         from mmspec.kernels.column_rules import forced_logits, plain_stats
@@ -69,40 +69,44 @@ class HistoryTarget(ABC):
     def _by_kernels(self) -> bool:
         return choose(self.device.type) == "triton"
 
-    def _after(self, tokens: Tensor | None, at: NDArray[np.int64], count: int) -> Tensor:
+    def _after(self, tokens: Tensor | None, at: Numbers, count: int) -> Tensor:
         """The forced cells of the columns after some, which are written to the history; see `ColumnHistory`."""
         if self._known_rule is None:
             self._known_rule = self._rule()
         read = None if tokens is None else self._read(tokens)
-        return self._history.forced_after(read, on_device(at, self.device), count, self._known_rule)
+        return self._history.forced_after(read, at.on(self.device), count, self._known_rule)
 
     def prefill(self) -> Logits:
         logits = self._inner.prefill()
         if self._by_kernels:
-            at = uploaded(np.full(len(logits.cond), -1), self.device)
+            at = Numbers(np.full(len(logits.cond), -1)).uploaded(self.device)
             return self._forced(logits, self._after(None, at, 1), at)
-        return self._processed(logits, np.zeros((len(logits.cond), 1), dtype=np.int64))
+        return self._processed(logits, Numbers(np.zeros((len(logits.cond), 1), dtype=np.int64)))
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        at = uploaded(at, self.device)
+        start, width = Numbers(at).uploaded(self.device), tokens.shape[1]
         if self._by_kernels:
-            must = self._after(tokens, at, tokens.shape[1])
-            return self._forced(self._inner.forward(tokens, at, early_exit), must, at)
-        self._history.write(tokens, at)
-        logits = self._inner.forward(tokens, at, early_exit)
-        return self._processed(logits, window_positions(at, 1, tokens.shape[1], self.device))
+            must = self._after(tokens, start, width)
+            return self._forced(self._inner_logits(tokens, start, early_exit), must, start)
+        self._history.write(tokens, start)
+        logits = self._inner_logits(tokens, start, early_exit)
+        return self._processed(logits, start.window(1, width, self.device))
+
+    def _inner_logits(self, tokens: Tensor, at: Numbers, early_exit: EarlyExit | None) -> Logits:
+        """The logits of the model, which reads positions that are on the device where its calls are captured."""
+        inner = self._inner
+        found = inner.forward_ahead(tokens, at, early_exit) if isinstance(inner, CUDAGraphTarget) else None
+        return inner.forward(tokens, at.host, early_exit) if found is None else found
 
     @property
     def reads_ahead(self) -> bool:
         """See `mmspec.decoding.ahead.ReadsAhead`."""
         return self._by_kernels and reads_ahead(self._inner)
 
-    def forward_ahead(
-        self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None
-    ) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: Numbers, early_exit: EarlyExit | None = None) -> Logits | None:
         """See `mmspec.decoding.ahead.ReadsAhead`."""
         assert isinstance(self._inner, CUDAGraphTarget)
-        at = uploaded(at, self.device)
+        at = at.uploaded(self.device)
         must = self._after(tokens, at, tokens.shape[1])
         logits = self._inner.forward_ahead(tokens, at, early_exit)
         return None if logits is None else self._forced(logits, must, at)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mmspec.audio.spoken.config import CODES
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.decoding.batch import BatchState
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -162,13 +163,13 @@ class TextNGramDrafter:
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         pass
 
-    def extend(self, state: BatchState, draft: Draft, reused: Index, draws: WindowRNG) -> Draft:
+    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         count, codes = draft.tokens.shape[1], self._target.codes
         phones, ages = (part.tolist() for part in self._target.phone_and_age(state.length - 1))
         latest = state.last(3).tolist()
         tokens = draft.tokens.tolist()
         for script, line, phone, age, (*before, left), kept in zip(
-            self._scripts, tokens, phones, ages, latest, reused.tolist(), strict=True
+            self._scripts, tokens, phones, ages, latest, reused.host.tolist(), strict=True
         ):
             end = len(script) - 1
             third, second = (CODES if token < 0 else token % codes for token in before)
@@ -181,7 +182,7 @@ class TextNGramDrafter:
                 third, second, left = second, code, line[j]
         drafted = torch.tensor(tokens, device=state.device)
         q = torch.zeros_like(dense(draft.q)).scatter_(2, drafted[..., None], 1.0)
-        if reused.any():
-            old = torch.from_numpy(np.arange(count) < reused[:, None]).to(state.device)
+        if reused.host.any():
+            old = torch.from_numpy(np.arange(count) < reused.host[:, None]).to(state.device)
             q = torch.where(old[..., None], dense(draft.q), q)
         return Draft(drafted, q)

@@ -89,13 +89,14 @@ def bench_kernels(
 
     def task(kernels: str) -> Callable[[], object]:
         with _kernels(kernels):
-            q = sampler(previous, positions[:, :window])
-            tokens = sampler.ops.sample(q, rng.window(positions[:, :window], 0)[RESAMPLE])
+            draws = rng.window(positions[:, :window], 0)
+            q = sampler(previous, draws.positions)
+            tokens = sampler.ops.sample(q, draws[RESAMPLE])
 
         def once() -> object:
             with _kernels(kernels):
                 randoms = rng.window(positions, 1)
-                verdict = sampler.verify(sampler(logits, positions), Draft(tokens, q), ratio, randoms)
+                verdict = sampler.verify(sampler(logits, randoms.positions), Draft(tokens, q), ratio, randoms)
                 return sampler.ops.sample(verdict.p, randoms[RESAMPLE])
 
         return once

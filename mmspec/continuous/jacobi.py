@@ -86,7 +86,9 @@ class LatentJacobi:
         if self._coupling == "maximal":
             return verdict.tokens
         if self._coupling == "gumbel":
-            return self._sampler.sample_from_normals(dense(verdict.p), self._sampler.fixed_normals(draws.positions))
+            return self._sampler.sample_from_normals(
+                dense(verdict.p), self._sampler.fixed_normals(draws.positions.host)
+            )
         return self._sampler.sample(verdict.p, draws)
 
     def _new_dists(self, state: BatchState, positions: NDArray[np.int64]) -> Tensor:

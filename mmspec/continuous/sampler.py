@@ -23,6 +23,7 @@ from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.ops import TORCH
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
@@ -207,10 +208,11 @@ class LatentSampler:
         width = max(self._logits.cond.shape[1], other._logits.cond.shape[1])
         self._logits, other._logits = _aligned(self._logits, width), _aligned(other._logits, width)
 
-    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
+    def __call__(self, logits: Logits, positions: Numbers) -> Tensor:
         """Packed distributions, float32 [B, W, 2 * D + 1 + M]; see `Gaussian.pack`."""
         self._logits = logits
-        p = self.head(logits, self._noise.normals(positions, self.head.normals), positions).pack()
+        at = positions.host
+        p = self.head(logits, self._noise.normals(at, self.head.normals), at).pack()
         if not bool(p[..., : self.head.dim].isfinite().all()):
             raise ModelError("the model returned latents that are not finite numbers")
         return p
@@ -261,7 +263,7 @@ class LatentSampler:
         m = p.shape[1] - 1
         tokens = self.sample(p, draws)
         if m == 0:
-            return Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, draft)
+            return Verdict(tokens, Numbers(np.zeros(len(p), dtype=np.int64)), p, draft)
         target, q = Gaussian.unpack(p, dim).first(m), Gaussian.unpack(drafted, dim)
         x, marks = draft.tokens[..., :dim], draft.tokens[..., dim:]
         accept_prob = self.rule.accept_prob(target, q, x)
@@ -271,11 +273,11 @@ class LatentSampler:
         if self.rule.truncates:
             going = going & passed
         accepted = going.long().cumprod(-1).sum(-1).cpu().numpy()
-        tested = (np.arange(m) <= accepted[:, None]) & (draws.positions[:, :m] < self._length)
+        tested = (np.arange(m) <= accepted[:, None]) & (draws.positions.host[:, :m] < self._length)
         distance = (x - target.mean).square().mean(-1).sqrt()
         self.counter.add(passed.cpu().numpy(), tested, distance.cpu().numpy())
         excess = self.rule.excess(target, q, x, accept_prob.clamp(max=1.0))
-        return Verdict(tokens, accepted, p, draft, excess)
+        return Verdict(tokens, Numbers(accepted), p, draft, excess)
 
 
 def _aligned(logits: Logits, width: int) -> Logits:

@@ -127,7 +127,9 @@ class AdaptiveBranching:
                 self._windows += 1
                 self._left = max(self._left - 1, 0)
             self._rows = len(rows)
-            self._count(verdict.path[rows], verdict.accepted[rows], state.layout.length - state.length[rows], shape)
+            self._count(
+                verdict.path.host[rows], verdict.accepted[rows], state.layout.length - state.length[rows], shape
+            )
 
     def _count(self, path: np.ndarray, accepted: np.ndarray, room: np.ndarray, shape: Branches) -> None:
         """Counts the siblings that were tested along the path of each row, up to the row's end."""

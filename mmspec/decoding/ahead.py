@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.target import Target
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -34,14 +36,13 @@ class ReadsAhead(Protocol):
         """Whether it can do so now, unless the call fails."""
         ...
 
-    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits | None:
         """As `mmspec.decoding.target.Target.forward`.
 
         Args:
             tokens: int64 [B, W], of the vocabulary even where the tokens before are not, as their distributions are
                 invalid.
-            at: Host int64 [B], with its copy on the device (`mmspec.sampling.mirrored`): the positions of the first
-                tokens are the device's; the host's are at least those.
+            at: [B], the positions of the first tokens. Those on the device count; the host's are at least those.
 
         Returns:
             The logits, or None if the host's numbers are needed; the target is then as before.
@@ -150,6 +151,14 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
 def reads_ahead(target: object) -> bool:
     """Whether a target is a `ReadsAhead`, and can read ahead now."""
     return _has(target, "reads_ahead", "forward_ahead") and cast(ReadsAhead, target).reads_ahead
+
+
+def read_window(target: Target, tokens: Tensor, at: Numbers) -> Logits:
+    """`Target.forward`; a target that reads ahead is given the positions that are on the device already."""
+    found = None
+    if at.there is not None and reads_ahead(target):
+        found = cast(ReadsAhead, target).forward_ahead(tokens, at)
+    return target.forward(tokens, at.host) if found is None else found
 
 
 def _has(part: object, *names: str) -> bool:

@@ -16,9 +16,10 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.open_window import RECENT, OpenWindow, split_numbers
 from mmspec.decoding.step import Step, TokensSoFar
 from mmspec.sampling.chosen_ops import ops_on
-from mmspec.sampling.mirrored import mirrored, on_device, upload
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
+from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree, TreeNumbers
 
 
@@ -71,7 +72,7 @@ class BatchState:
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
         self._index = torch.arange(count, device=device)[:, None]
         self._window: OpenWindow | None = None
-        self._row_limits: NDArray[np.int64] | None = None  # see `limits`
+        self._row_limits: Numbers | None = None  # see `limits`
         self._host: NDArray[np.int64] | None = None  # the tokens on the host, see `on_host`
 
     @property
@@ -116,40 +117,38 @@ class BatchState:
 
     def window_with(
         self, width: int, iteration: NDArray[np.int64], others: Sequence[NDArray[np.int64]]
-    ) -> tuple[WindowRNG, Sequence[NDArray[np.int64]]]:
+    ) -> tuple[WindowRNG, list[Numbers]]:
         """As `window`; other host arrays that the window needs, int64, are copied with its own."""
         positions = self.positions(width)
         if self.device.type == "cpu":
-            return self.rng.window(positions, iteration), others
+            return self.rng.window(positions, iteration), upload(others, self.device)
         self.close()  # a window that an error has left open
         iterations = np.broadcast_to(iteration, positions.shape)
-        needed = [self.length - 1, self.recent(RECENT), positions, iterations]
-        before, recent, positions, iterations, *copies = upload([*needed, *others], self.device)
-        self._window = OpenWindow(before, recent, positions, iterations)
-        return self.rng.window(positions, iterations), copies
+        needed = [self.length - 1, self.recent(RECENT).host, positions, iterations]
+        before, recent, of_window, of_numbers, *copies = upload([*needed, *others], self.device)
+        self._window = OpenWindow(before, recent, of_window, of_numbers)
+        return self._window.draws(self.rng), copies
 
     def tree_numbers(
         self, tree: Tree, iteration: NDArray[np.int64], others: Sequence[NDArray[np.int64]] = ()
-    ) -> tuple[TreeNumbers, Sequence[NDArray[np.int64]]]:
+    ) -> tuple[TreeNumbers, list[Numbers]]:
         """Begins a window with a tree: its positions and its random numbers; see `window_with`."""
-        after = self.length[:, None] + tree.depth
-        at = after[:, 1:] - 1
-        of_nodes = np.broadcast_to(iteration, at.shape)
-        own = [after, at, of_nodes]
+        host = self.length[:, None] + tree.depth
+        own = [host, host[:, 1:] - 1, np.broadcast_to(iteration, (len(host), tree.depth.shape[1] - 1))]
         draws, (after, at, of_nodes, *copies) = self.window_with(tree.height + 1, iteration, [*own, *others])
         return TreeNumbers(tree, draws, after, at, of_nodes), copies
 
-    def positions_after(self, depth: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions after entries of a tree, host int64 [B, n], of their depths, host int64 [B or 1, n].
+    def positions_after(self, depth: NDArray[np.int64]) -> Numbers:
+        """The positions after entries of a tree, [B, n], of their depths, host int64 [B or 1, n].
 
         Those of entries of one depth, or of depths one after another, are parts of the open window, if there is one.
         """
         if self._window is None:
-            return self.length[:, None] + depth
+            return Numbers(self.length[:, None] + depth)
         return self._window.positions_after(self.length, depth)
 
-    def positions_after_nodes(self, tree: Tree, first: int, last: int) -> NDArray[np.int64]:
-        """The positions after the entries `first` to `last - 1` of a tree, host int64 [B, last - first]."""
+    def positions_after_nodes(self, tree: Tree, first: int, last: int) -> Numbers:
+        """The positions after the entries `first` to `last - 1` of a tree, [B, last - first]."""
         if not tree.has_known_depths:
             return tree.positions_after(self.length, first, last)
         depth = tree.depth[:, first:last]
@@ -172,30 +171,30 @@ class BatchState:
         opened = self._window
         assert opened is not None
         arrays = opened.positions, opened.iterations, self.limits()
-        positions, iterations, limits = (on_device(array, self.device) for array in arrays)
+        positions, iterations, limits = (array.on(self.device) for array in arrays)
         numbers = begin_window(*self.storage(), tokens, accepted, positions, iterations, limits, width)
-        longest = np.minimum(self.length + tokens.shape[1], np.asarray(self.limits()))
+        longest = np.minimum(self.length + tokens.shape[1], self.limits().host)
         self._window = opened.following(split_numbers(numbers, len(self.ids), width), longest, width)
         return self._window.draws(self.rng)
 
-    def limits(self) -> NDArray[np.int64]:
-        """The number of tokens at which each row stays, host int64 [B], with its copy on the device."""
+    def limits(self) -> Numbers:
+        """The number of tokens at which each row stays, [B], with its copy on the device."""
         if self._row_limits is None:
             # A row that has ended stays where it is.
             limits = np.where(self.is_running, self._limits[self.ids], self.length)
-            self._row_limits = mirrored(limits, on_device(limits, self.device))
+            self._row_limits = Numbers(limits, on_device(limits, self.device))
         return self._row_limits
 
-    def own_slots(self, positions: NDArray[np.int64]) -> Tensor:
+    def own_slots(self, positions: Numbers) -> Tensor:
         """Which slots of a window its rows have, bool [B, W]: up to one past their end, and none of an ended row.
 
         A window is as wide as the longest row needs. What is kept of it, or read by more than the slots after it, must
         be of these slots alone, or a row would depend on its batch.
 
         Args:
-            positions: Host int64 [B, W], those of the window.
+            positions: [B, W], those of the window.
         """
-        at, limits = on_device(positions, self.device), on_device(self.limits(), self.device)[:, None]
+        at, limits = positions.on(self.device), self.limits().on(self.device)[:, None]
         return (at <= limits) & (at[:, :1] < limits)
 
     def close(self) -> None:
@@ -203,31 +202,35 @@ class BatchState:
         self._window = None
 
     @property
-    def before(self) -> NDArray[np.int64]:
-        """The position of each row's last token, host int64 [B]."""
-        return self.length - 1 if self._window is None else self._window.before
+    def before(self) -> Numbers:
+        """The position of each row's last token, [B]."""
+        return Numbers(self.length - 1) if self._window is None else self._window.before
 
-    def recent(self, count: int) -> NDArray[np.int64]:
-        """The positions of the last `count` tokens of each row, host int64 [B, count].
+    def recent(self, count: int) -> Numbers:
+        """The positions of the last `count` tokens of each row, [B, count].
 
         Rows with fewer tokens begin at 0, and repeat the position of their last token.
         """
         if self._window is not None and count == RECENT:
             return self._window.recent
         first = np.maximum(self.length - count, 0)[:, None]
-        return np.minimum(first + np.arange(count), self.length[:, None] - 1)
+        return Numbers(np.minimum(first + np.arange(count), self.length[:, None] - 1))
 
     def at(self, positions: NDArray[np.int64]) -> Tensor:
-        """The tokens at the given positions, [B, W, *cell]; -1 at negative positions."""
-        index = on_device(positions, self.device)
-        if (positions >= 0).all():
+        """The tokens at the given positions, host int64 [B, W], [B, W, *cell]; -1 at negative positions."""
+        return self.read(Numbers(positions))
+
+    def read(self, positions: Numbers) -> Tensor:
+        """As `at`, of positions [B, W] that may be on the device already."""
+        index = positions.on(self.device)
+        if (positions.host >= 0).all():
             return self._tokens[self._index, index]
         return self._tokens[self._index, index.clamp(min=0)].masked_fill(self._wide(index < 0), -1)
 
     def last(self, count: int = 1) -> Tensor:
         """The last `count` tokens of each row, [B, count, *cell]."""
         if count == 1 and self._window is not None:
-            return self._tokens[self._index, on_device(self.before, self.device)[:, None]]
+            return self._tokens[self._index, self.before.on(self.device)[:, None]]
         n = self._together()
         if n is not None and n >= count:
             return self._tokens[:, n - count : n]
@@ -255,8 +258,8 @@ class BatchState:
         """
         width = tokens.shape[1]
         opened, self._window = self._window, None
-        if opened is not None and opened.positions.shape[1] == width:
-            self._tokens[self._index, on_device(opened.positions, self.device)] = tokens
+        if opened is not None and opened.positions.host.shape[1] == width:
+            self._tokens[self._index, opened.positions.on(self.device)] = tokens
         else:
             self._write(tokens)
         return self.gain(tokens, accepted, on_host)

@@ -38,8 +38,9 @@ from mmspec.decoding.target import (
     skips_layers,
 )
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rows import put_rows
+from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 
 _STEP = 128  # slots by which the part of the cache that is read grows
@@ -175,7 +176,7 @@ class CUDAGraphTarget:
         return Logits(logits.cond[live], None if logits.uncond is None else logits.uncond[live])
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        both = self._replay(tokens, at, early_exit)
+        both = self._replay(tokens, Numbers(at), early_exit)
         if both is not None:
             return split_cfg(both, self._cfg_factor(early_exit) == 2)
         if early_exit is not None:
@@ -193,9 +194,7 @@ class CUDAGraphTarget:
         """Whether `forward_ahead` can read, unless a call cannot be captured."""
         return self._all_rows and self._graphs.works()
 
-    def forward_ahead(
-        self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None
-    ) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: Numbers, early_exit: EarlyExit | None = None) -> Logits | None:
         """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
         both = self._replay(tokens, at, early_exit)
         return None if both is None else split_cfg(both, self._cfg_factor(early_exit) == 2)
@@ -301,7 +300,7 @@ class CUDAGraphTarget:
         """2 if a call, or an early exit, also reads the unconditional rows, else 1."""
         return self._target.cfg_factor if early_exit is None or early_exit.guided else 1
 
-    def _replay(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None) -> Tensor | None:
+    def _replay(self, tokens: Tensor, at: Numbers, part: EarlyExit | None) -> Tensor | None:
         """A copy of the logits of the running rows; None if the call has to run eagerly."""
         target, count = self._target, tokens.shape[1]
         if not self._all_rows or not self._graphs.works(part) or count > MAX_WIDTH:
@@ -311,7 +310,7 @@ class CUDAGraphTarget:
             return None
         if reuses and count > self._states_width:  # the states are those of a call that was not captured
             return None
-        last = int(self._slots(at[:, None]).max())
+        last = int(self._slots(at.host[:, None]).max())
         # What reads the states of a full call has its width, so that both round alike.
         width = self._states_width if reuses else self._width(count, target.capacity - last, part)
         end = min(-(-(last + width) // _STEP) * _STEP, target.capacity)
@@ -323,7 +322,7 @@ class CUDAGraphTarget:
         self._widths.add((width, part))
         rows = rows if self._live is None else len(self._live)
         live = self._index if self._index is None or factor == target.cfg_factor else self._index[:rows]
-        first, start = self._first_slots(width), on_device(at, self.device)[:, None]
+        first, start = self._first_slots(width), at.on(self.device)[:, None]
         tokens_of, slots_of = call.inputs
         slots_of = slots_of.view(factor, target.rows, width)
         tokens_of = tokens_of.view(factor, target.rows, width, *target.cell)

@@ -15,7 +15,7 @@ from mmspec.decoding.drafter import UploadsWithWindow
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.windows import NOTHING, OpenedWindow, Windows
 from mmspec.sampling.acceptance import FeatureRule
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -92,11 +92,11 @@ class DeviceWindows(Windows):
         if following and state.remaining > 1:
             # Rows that the token ends are read as if they went on, and what is read is not used.
             read = tokens.clamp(min=0)  # -1 where there is no distribution
-            logits = ahead.target.forward_ahead(read, state.length - 1 + state.is_running)
+            logits = ahead.target.forward_ahead(read, Numbers(state.length - 1 + state.is_running))
             meter.clock.lap("target")
             self._next = None if logits is None else OpenedWindow(1, state.ids, None, NOTHING, logits)
         on_host = pending.read()
-        return Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING, on_host=on_host)
+        return Verdict(tokens, Numbers(np.zeros(len(p), dtype=np.int64)), p, NOTHING, on_host=on_host)
 
 
 def _following(state: BatchState, width: int, wanted: int) -> int:
@@ -116,7 +116,7 @@ def _open_following(
     Returns:
         The next window; None if it could not be opened: only the commit on the device was done.
     """
-    following = state.follow(verdict.tokens, on_device(verdict.accepted, state.device), width)
+    following = state.follow(verdict.tokens, verdict.counts.on(state.device), width)
     meter.clock.lap("other")
     draft = ahead.drafter.draft_ahead(verdict, state, draws, following)
     meter.clock.lap("drafter")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.decoding.batch import BatchState
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
@@ -71,8 +72,8 @@ class UploadsWithWindow(Drafter, Protocol):
         """
         ...
 
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
-        """Sets them, with their copies; see `mmspec.sampling.mirrored`."""
+    def take_arrays(self, arrays: Sequence[Numbers]) -> None:
+        """Sets them, with their copies on the device."""
         ...
 
 
@@ -88,13 +89,13 @@ class ContinuationDrafter(Protocol):
         """Calls of the drafter's own model."""
         ...
 
-    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """Replaces the drafts after the reused ones.
 
         Args:
             state: The batch.
             draft: The drafts of the whole window, [B, count, *cell].
-            reused: Host int64 [B], the number of drafts of each row to keep, from the first one.
+            reused: [B], the number of drafts of each row to keep, from the first one.
             draws: The random numbers of the window.
         """
         ...

@@ -24,6 +24,7 @@ from mmspec.decoding.target import Target, cache_bytes
 from mmspec.decoding.window_policy import Committed, WindowPolicy
 from mmspec.decoding.windows import Windows, plain_numbers
 from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.sampler import Sampler
 
@@ -202,7 +203,7 @@ def in_step(verdict: Verdict, is_running: NDArray[np.bool_]) -> Verdict:
     of the other rows beyond that are drafts again. That stays exact as long as no policy is told that they were
     accepted: whether all rows are cut at a slot is decided by the tests of that slot and of those before it.
     """
-    return replace(verdict, accepted=np.full_like(verdict.accepted, verdict.accepted[is_running].min()))
+    return replace(verdict, counts=Numbers(np.full_like(verdict.accepted, verdict.accepted[is_running].min())))
 
 
 def _is_aligned(state: BatchState) -> bool:

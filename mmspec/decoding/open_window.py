@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling.mirrored import mirrored, part
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 
 RECENT = 2  # tokens before a window that a draft model may not have read, see `BatchState.recent`
@@ -17,25 +17,25 @@ RECENT = 2  # tokens before a window that a draft model may not have read, see `
 
 @dataclass(frozen=True)
 class OpenWindow:
-    """What a window that has begun has on the device; host arrays with their copies, see `mmspec.sampling.mirrored`.
+    """What a window that has begun has on the device.
 
     Attributes:
-        before: Host int64 [B], the position of each row's last token.
-        recent: Host int64 [B, RECENT], the positions of its last tokens.
-        positions: Host int64 [B, W], those of the window.
-        iterations: Host int64 [B, W], those of its random numbers.
+        before: [B], the position of each row's last token.
+        recent: [B, RECENT], the positions of its last tokens.
+        positions: [B, W], those of the window.
+        iterations: [B, W], those of its random numbers.
     """
 
-    before: NDArray[np.int64]
-    recent: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    iterations: NDArray[np.int64]
+    before: Numbers
+    recent: Numbers
+    positions: Numbers
+    iterations: Numbers
 
     def draws(self, rng: CounterRNG) -> WindowRNG:
         """The random numbers of the window, from those of the rows."""
-        return rng.window(self.positions, self.iterations)
+        return WindowRNG(rng, self.positions, self.iterations)
 
-    def positions_after(self, length: NDArray[np.int64], depth: NDArray[np.int64]) -> NDArray[np.int64]:
+    def positions_after(self, length: NDArray[np.int64], depth: NDArray[np.int64]) -> Numbers:
         """See `mmspec.decoding.batch.BatchState.positions_after`.
 
         Args:
@@ -43,14 +43,14 @@ class OpenWindow:
             depth: Host int64 [B or 1, n].
         """
         positions, first, count = length[:, None] + depth, int(depth[0, 0]), depth.shape[1]
-        if depth.max() >= self.positions.shape[1]:
-            return positions
+        if depth.max() >= self.positions.host.shape[1]:
+            return Numbers(positions)
         if (depth == first + np.arange(count)).all():
-            return part(self.positions, np.s_[:, first : first + count])
-        there = getattr(self.positions, "mirror", None)
+            return self.positions.part(np.s_[:, first : first + count])
+        there = self.positions.there
         if there is None or (depth != first).any():
-            return positions
-        return mirrored(positions, there[:, first : first + 1].expand(positions.shape))
+            return Numbers(positions)
+        return Numbers(positions, there[:, first : first + 1].expand(positions.shape))
 
     def following(self, numbers: Sequence[Tensor], length: NDArray[np.int64], width: int) -> OpenWindow:
         """The window after this one, whose numbers are on the device.
@@ -63,9 +63,9 @@ class OpenWindow:
         spread = np.zeros((len(length), width), dtype=np.int64)
         arrays = [
             length - 1, length[:, None] - np.arange(RECENT, 0, -1), length[:, None] + np.arange(width),
-            np.asarray(self.iterations)[:, :1] + 1 + spread,
+            self.iterations.host[:, :1] + 1 + spread,
         ]  # fmt: skip
-        return OpenWindow(*map(mirrored, arrays, numbers))
+        return OpenWindow(*map(Numbers, arrays, numbers))
 
 
 def split_numbers(numbers: Tensor, rows: int, width: int) -> list[Tensor]:

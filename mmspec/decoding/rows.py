@@ -6,6 +6,7 @@ A part of a batch is a target, a drafter, a sampler, a KV cache, or anything tha
 - None, or a tensor without rows: nothing yet;
 - a tensor, probabilities, a host array or a quantized store with the rows along one axis, [B, ...], or [2 * B, ...]
   with guidance, where the unconditional rows follow the conditional ones; `PerRow` says what is special about it;
+- `mmspec.sampling.numbers.Numbers`, whose copy on a device is given up;
 - a list with one item per row;
 - a tuple, a dict or a layout, whose values are any of these;
 - another part.
@@ -31,6 +32,7 @@ from mmspec.decoding.quantized_cache import QuantizedStore
 from mmspec.errors import PluginError
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import cfg_rows
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import NotWritten
 from mmspec.sampling.rows import PerRow, RowNames, put_host_rows
 
@@ -181,9 +183,12 @@ def _agree(ours: Any, theirs: Any) -> bool:
     return ours is theirs or bool(ours == theirs)
 
 
+_LEAVES = (Tensor, NotWritten, np.ndarray, Numbers, QuantizedStore, Constraint, ForcedCells, list)
+
+
 def _fits(value: Any, new: Any) -> bool:
     """Whether a value of an attribute can be joined by another one."""
-    leaf = isinstance(value, Tensor | NotWritten | np.ndarray | QuantizedStore | Constraint | ForcedCells | list)
+    leaf = isinstance(value, _LEAVES)
     if leaf or value is None or new is None:
         return True
     inside, theirs = _inside(value), _inside(new)
@@ -213,6 +218,8 @@ class _Kept:
 
     def _of(self, value: Any, each: PerRow) -> Any:
         """The value of an attribute with these rows alone."""
+        if isinstance(value, Numbers):
+            return Numbers(self._of(value.host, each))
         if isinstance(value, Tensor | NotWritten | np.ndarray | QuantizedStore):
             count = _check_rows(value, each, self._rows)
             if not count:
@@ -256,6 +263,8 @@ class _Joined:
 
     def _of(self, value: Any, new: Any, each: PerRow, part: Any) -> Any:
         """The value of an attribute with the rows of `new`."""
+        if isinstance(value, Numbers) and isinstance(new, Numbers):
+            return Numbers(self._of(value.host, new.host, each, part))
         value, new = (one.dense() if isinstance(one, NotWritten) else one for one in (value, new))
         if not _alike(value, new):
             raise PluginError(

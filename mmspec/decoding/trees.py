@@ -78,7 +78,7 @@ class Trees(Windows):
         meter.clock.lap("drafter")
         tree_numbers = draft.numbers or state.tree_numbers(draft.tree, iteration)[0]
         window = torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
-        logits = target.forward_tree(window, state.before, draft.tree)
+        logits = target.forward_tree(window, state.before.host, draft.tree)
         meter.clock.lap("target")
         return OpenedWindow(width, state.ids, None, draft, logits, tree_numbers)
 
@@ -92,6 +92,6 @@ class Trees(Windows):
         uniforms = numbers.of_nodes(ACCEPT), numbers.of_depths(RESAMPLE)
         verdict: TreeVerdict = self.drafter.verify(state.ops, p, draft, rule, *uniforms)
         meter.clock.lap("rule")
-        cast(TreeTarget, self.target).settle(state.before, verdict.path)
+        cast(TreeTarget, self.target).settle(state.before.host, verdict.path.host)
         meter.clock.lap("target")
         return verdict

@@ -15,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.foreign_parts import check_draft
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import Target, bind_features
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import upload
+from mmspec.sampling.numbers import upload
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import WindowRNG
@@ -130,11 +131,10 @@ class Windows:
             return self.target.prefill()
         if draft is NOTHING:
             ids, tokens = self._latest or (None, None)
-            return self.target.forward(
-                tokens if tokens is not None and ids is state.ids else state.last(), state.before
-            )
+            last = tokens if tokens is not None and ids is state.ids else state.last()
+            return read_window(self.target, last, state.before)
         window = torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
-        return self.target.forward(window, state.before)
+        return read_window(self.target, window, state.before)
 
     def _tested(self, p: Probs, opened: OpenedWindow) -> Outcome:
         rule = bind_features(self.rule, self.target, len(self.state.ids))
@@ -151,5 +151,5 @@ def plain_numbers(state: BatchState, meter: Meter, count: int) -> Iterator[Windo
             ids, first, left = state.ids, n, np.arange(count - n)
             positions = state.positions(count - n)
             iterations = np.broadcast_to(meter.iteration(ids) + left, positions.shape)
-            draws = state.rng.window(*upload([positions, iterations], state.device))
+            draws = WindowRNG(state.rng, *upload([positions, iterations], state.device))
         yield draws.slot(n - first)

@@ -6,7 +6,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -14,10 +13,11 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import BlockwiseRunner, DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
-from mmspec.sampling.mirrored import copied
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import DRAFT, WindowRNG
+from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 
 
@@ -34,23 +34,23 @@ class ChainDrafter(RunnerDrafter):
         self._chain = cache(lambda count: Tree.branching([1] * count, device))
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
-        tokens, q = self._sample(state, None, np.zeros(len(state.ids), dtype=np.int64), count, draws)
+        tokens, q = self._sample(state, None, Numbers(np.zeros(len(state.ids), dtype=np.int64)), count, draws)
         window = torch.cat([state.last(), *tokens], dim=1)
         return Draft(window[:, 1:], q, window)
 
-    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         tokens, q = self._sample(state, draft, reused, draft.tokens.shape[1], draws)
         return Draft(torch.cat(tokens, dim=1), q)
 
     def _sample(
-        self, state: BatchState, draft: Draft | None, reused: NDArray[np.int64], count: int, draws: WindowRNG
+        self, state: BatchState, draft: Draft | None, reused: Numbers, count: int, draws: WindowRNG
     ) -> tuple[list[Tensor], Probs]:
         """`count` drafts per row, in parts int64 [B, n], and their distributions.
 
-        The first `reused` ones (host int64 [B]) are those of `draft`.
+        The first `reused` ones ([B]) are those of `draft`.
         """
-        chain, u, first = self._chain(count), draws[DRAFT], int(reused.min())
+        chain, u, first = self._chain(count), draws[DRAFT], int(reused.host.min())
         tokens, probs = list[Tensor](), list[Probs]()
         if isinstance(self._runner, BlockwiseRunner):
             known = state.last().expand(-1, count) if draft is None else draft.tokens
@@ -63,9 +63,9 @@ class ChainDrafter(RunnerDrafter):
             if i > first:
                 q = self._runner.nodes(state, tokens[-1], chain, i)
             x, x_probs = state.ops.sample_draft(q, u[:, i : i + 1]), q
-            if draft is not None and (is_reused := reused > i).any():
+            if draft is not None and (is_reused := reused.host > i).any():
                 # Rows that reuse more drafts than others: the runner reads these like sampled ones.
-                keep = copied(torch.from_numpy(is_reused[:, None]), x.device)
+                keep = on_device(is_reused[:, None], x.device)
                 x = torch.where(keep, draft.tokens[:, i : i + 1], x)
                 x_probs = torch.where(keep[..., None], dense(draft.q[:, i : i + 1]), dense(q))
             tokens.append(x)

@@ -9,10 +9,9 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.ahead import ReadsAhead, reads_ahead
+from mmspec.decoding.ahead import ReadsAhead, read_window, reads_ahead
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.open_window import RECENT
 from mmspec.decoding.resources import DraftingContext
@@ -21,7 +20,7 @@ from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.model_runner import at_slot
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import part
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams, change_each
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
@@ -74,18 +73,16 @@ class ModelDrafter:
         # used.
         unread = state.recent(min(self._unread + self._steps, int(state.length.max())))
         self._steps = 0
-        slot = state.length - 1 - part(unread, np.s_[:, 0])
-        return self.draft_after(state.at(unread), unread, slot, count, draws)
+        slot = Numbers(state.length - 1 - unread.host[:, 0])
+        return self.draft_after(state.read(unread), unread, slot, count, draws)
 
-    def draft_after(
-        self, tokens: Tensor, unread: NDArray[np.int64], slot: NDArray[np.int64], count: int, draws: WindowRNG
-    ) -> Draft:
+    def draft_after(self, tokens: Tensor, unread: Numbers, slot: Numbers, count: int, draws: WindowRNG) -> Draft:
         """Drafts after given tokens, which need not be committed.
 
         Args:
             tokens: int64 [B, n], the tokens that the model has not read.
-            unread: Host int64 [B, n], their positions.
-            slot: Host int64 [B], the one of them that the first draft follows.
+            unread: [B, n], their positions.
+            slot: [B], the one of them that the first draft follows.
             count: Draft tokens per row.
             draws: The random numbers of the window.
         """
@@ -93,18 +90,18 @@ class ModelDrafter:
         assert draft is not None
         return draft
 
-    def sample_after(self, tokens: Tensor, unread: NDArray[np.int64], here: NDArray[np.int64], u: Tensor) -> Tensor:
+    def sample_after(self, tokens: Tensor, unread: Numbers, here: Numbers, u: Tensor) -> Tensor:
         """A sample after the last of given tokens, int64 [B, 1]. Whether there is one is checked with its drafts.
 
         Args:
             tokens: int64 [B, n], the tokens that the model has not read.
-            unread: Host int64 [B, n], their positions.
-            here: Host int64 [B, 1], the position after them.
+            unread: [B, n], their positions.
+            here: [B, 1], the position after them.
             u: float32 [B, 1], the random number of the sample.
         """
         self.calls += 1
-        newest = np.full(len(unread), unread.shape[1] - 1)
-        q = self._sampler(forward_slot(self._model, tokens, part(unread, np.s_[:, 0]), newest), here)
+        newest = Numbers(np.full(len(tokens), tokens.shape[1] - 1))
+        q = self._sampler(forward_slot(self._model, tokens, unread.part(np.s_[:, 0]), newest), here)
         return self._sampler.ops.sample_draft(q, u)
 
     @property
@@ -118,16 +115,16 @@ class ModelDrafter:
             return None
         # After a window every running row has two tokens or more, so that the newest one is the last that is read.
         unread = state.recent(RECENT)
-        newest = np.full(len(unread), RECENT - 1)
-        read, count = partial(_slot_ahead, self._model), following.positions.shape[1] - 1
-        return self._chain(read, state.at(unread), unread, newest, count, following)
+        newest = Numbers(np.full(len(state.ids), RECENT - 1))
+        read, count = partial(_slot_ahead, self._model), following.positions.host.shape[1] - 1
+        return self._chain(read, state.read(unread), unread, newest, count, following)
 
     def _chain(
         self,
-        read: Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], Logits | None],
+        read: Callable[[Tensor, Numbers, Numbers], Logits | None],
         tokens: Tensor,
-        unread: NDArray[np.int64],
-        slot: NDArray[np.int64],
+        unread: Numbers,
+        slot: Numbers,
         count: int,
         draws: WindowRNG,
     ) -> Draft | None:
@@ -135,33 +132,33 @@ class ModelDrafter:
 
         `read` is as `forward_slot` of the model, or returns None if it cannot read.
         """
-        at, step = part(unread, np.s_[:, 0]), tokens
-        drafted, probs = [step[:, -1:]], list[Probs]()
+        at, step = unread.part(np.s_[:, 0]), tokens
+        drafted, probs, first = [step[:, -1:]], list[Probs](), Numbers(np.zeros(len(tokens), dtype=np.int64))
         for i in range(count):
             logits = read(step, at, slot)
             if logits is None:
                 return None
-            here = part(draws.positions, np.s_[:, i : i + 1])
+            here = draws.positions.part(np.s_[:, i : i + 1])
             q = self._sampler(logits, here)
             self.calls += 1
-            step, at, slot = self._sampler.sample(q, draws.slot(i), DRAFT), part(here, np.s_[:, 0]), np.zeros_like(slot)
+            step, at, slot = self._sampler.sample(q, draws.slot(i), DRAFT), here.part(np.s_[:, 0]), first
             drafted.append(step)
             probs.append(q)
         window = torch.cat(drafted, dim=1)
         return Draft(window[:, 1:], self._sampler.ops.cat(probs), window)
 
 
-def _slot_ahead(model: Target, tokens: Tensor, at: NDArray[np.int64], slot: NDArray[np.int64]) -> Logits | None:
+def _slot_ahead(model: Target, tokens: Tensor, at: Numbers, slot: Numbers) -> Logits | None:
     """As `forward_slot`, for a `mmspec.decoding.ahead.ReadsAhead`; None if the call needs the host's numbers."""
     logits = cast(ReadsAhead, model).forward_ahead(tokens, at)
     return None if logits is None else at_slot(logits, slot)
 
 
-def forward_slot(model: Target, tokens: Tensor, at: NDArray[np.int64], slot: NDArray[np.int64]) -> Logits:
+def forward_slot(model: Target, tokens: Tensor, at: Numbers, slot: Numbers) -> Logits:
     """The logits after one token of each row; see `mmspec.decoding.target.SingleSlotTarget`."""
     if isinstance(model, SingleSlotTarget):
-        return model.forward_slot(tokens, at, slot)
-    return at_slot(model.forward(tokens, at), slot)
+        return model.forward_slot(tokens, at.host, slot.host)
+    return at_slot(read_window(model, tokens, at), slot)
 
 
 def build(context: DraftingContext) -> ModelDrafter:

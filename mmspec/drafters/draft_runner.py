@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -56,8 +57,8 @@ class SharesUpload(DraftRunner, Protocol):
         """The numbers for the next root, in the order in which `take_arrays` takes them."""
         ...
 
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
-        """Sets the numbers of the next call of `root`, with their copies; see `mmspec.sampling.mirrored`."""
+    def take_arrays(self, arrays: Sequence[Numbers]) -> None:
+        """Sets the numbers of the next call of `root`, with their copies on the device."""
         ...
 
 
@@ -65,12 +66,12 @@ class SharesUpload(DraftRunner, Protocol):
 class BlockwiseRunner(DraftRunner, Protocol):
     """A runner that predicts a whole window in the call of its root, and is told the window before."""
 
-    def reveal(self, tokens: Tensor, reused: NDArray[np.int64]) -> None:
+    def reveal(self, tokens: Tensor, reused: Numbers) -> None:
         """Sets the window of the next root.
 
         Args:
             tokens: int64 [B, count], the tokens after the root; those that are not reused have no meaning.
-            reused: Host int64 [B], the number of drafts of each row that are reused, from the first one. Distributions
+            reused: [B], the number of drafts of each row that are reused, from the first one. Distributions
                 at their positions are not used; those after them may depend on them.
         """
         ...

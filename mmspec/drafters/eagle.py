@@ -26,7 +26,7 @@ from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.mtp import MTPHead
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.mirrored import mirrored, on_device, part, upload
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -71,7 +71,7 @@ class EagleRunner:
         # By slot: the target's feature that the token there was sampled from, [R, capacity, D], and the KV cache.
         self._features = torch.empty(0)
         self._cache = KVCache(1, 0, head.heads, 0, head.head_dim, head.dtype, head.device)
-        self._arrays: Sequence[NDArray[np.int64]] | None = None  # of the next root, see `root_arrays`
+        self._arrays: Sequence[Numbers] | None = None  # of the next root, see `root_arrays`
         self._predicted = torch.empty(0)  # [R, entries, D], the features predicted after the entries read so far
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
@@ -83,7 +83,7 @@ class EagleRunner:
         if (first == first[0]).all():
             self._features[:, first[0] : first[0] + count] = new
         else:
-            slots = _shifted(state.positions_after(np.arange(count)[None]), self._head.prefix)
+            slots = state.positions_after(np.arange(count)[None]).plus(self._head.prefix)
             self._features.scatter_(1, self._feature_index(slots), new)
         self._unread += int(verdict.accepted.max()) + 1
 
@@ -115,7 +115,7 @@ class EagleRunner:
         slots = start[:, None] + np.arange(self._unread)
         return [np.minimum(slots, last[:, None]) - prefix, slots, (last - start)[:, None]]
 
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+    def take_arrays(self, arrays: Sequence[Numbers]) -> None:
         """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
@@ -124,11 +124,11 @@ class EagleRunner:
         if arrays is None:
             arrays = upload(self.root_arrays(state), state.device)
         positions, slots, place = arrays
-        tokens, features = state.at(positions), self._at(self._features, slots)
-        if (positions < 0).any():
+        tokens, features = state.read(positions), self._at(self._features, slots)
+        if (positions.host < 0).any():
             tokens = tokens.clamp(min=0)
         self._unread = 0
-        predicted = self._forward(tokens, features, slots, part(slots, np.s_[:, 0]), 0)
+        predicted = self._forward(tokens, features, slots, slots.part(np.s_[:, 0]), 0)
         self._predicted = self._at(predicted, place)
         return self._sampler.root(state, self._logits(self._predicted))
 
@@ -151,7 +151,7 @@ class EagleRunner:
         entries = np.arange(first, last)
         # Without a prefix the slot of a token is its position; the position after it is one more.
         depth = np.broadcast_to(tree.depth[:, entries], tokens.shape) - int(prefix == 0)
-        positions = _shifted(state.positions_after(depth), max(prefix - 1, 0))
+        positions = state.positions_after(depth).plus(max(prefix - 1, 0))
         features, sees = self._predicted, None  # of a chain only the latest ones are kept
         if not tree.chain:
             features, sees = self._of_parents(tree, first, last, tokens.shape), tree.sees[:, first:last, 1:last]
@@ -164,7 +164,7 @@ class EagleRunner:
         there = tree.device_parents[:, first - 1 : last - 1].expand(shape)
         if not tree.has_known_parents:
             return self._predicted.gather(1, self._index(there))
-        return self._at(self._predicted, mirrored(np.broadcast_to(tree.parents[:, first - 1 : last - 1], shape), there))
+        return self._at(self._predicted, Numbers(np.broadcast_to(tree.parents[:, first - 1 : last - 1], shape), there))
 
     def _start(self) -> None:
         """Allocates the cache and takes the prompt's features from the target."""
@@ -181,8 +181,8 @@ class EagleRunner:
         self,
         tokens: Tensor,
         features: Tensor,
-        positions: NDArray[np.int64],
-        start: NDArray[np.int64],
+        positions: Numbers,
+        start: Numbers,
         shift: int,
         sees: Tensor | None = None,
     ) -> Tensor:
@@ -191,8 +191,8 @@ class EagleRunner:
         Args:
             tokens: int64 [B, W].
             features: [R, W, D], the feature that each token was sampled from.
-            positions: Host int64 [B, W], for the position embedding.
-            start: Host int64 [B]; keys and values are written from slot `start + shift` on.
+            positions: [B, W], for the position embedding.
+            start: [B]; keys and values are written from slot `start + shift` on.
             shift: See there.
             sees: bool [B or 1, W, n], the nodes of a tree that the tokens, the last of them, attend to besides the
                 slots up to that of the root, `start + prefix`; None for all slots up to their own.
@@ -224,35 +224,26 @@ class EagleRunner:
             return split_cfg(self._head.logits(outputs).to(self._target.device), self._guided)
         return split_cfg(self._target.head(outputs.to(self._target.features())), self._guided)
 
-    def _with_uncond(self, slots: NDArray[np.int64]) -> Tensor:
-        """Slots int64 [B, W], repeated for the unconditional rows: [R, W]."""
-        there = on_device(slots, self._features.device)
+    def _with_uncond(self, slots: Numbers) -> Tensor:
+        """Slots [B, W], repeated for the unconditional rows: int64 [R, W]."""
+        there = slots.on(self._features.device)
         return there.repeat(2, 1) if self._guided else there
 
-    def _at(self, features: Tensor, slots: NDArray[np.int64]) -> Tensor:
-        """The features [R, W, D] at slots int64 [B, W]."""
-        first, count = int(slots[0, 0]), slots.shape[1]
-        if features.device.type != "cpu" and (slots == first + np.arange(count)).all():
+    def _at(self, features: Tensor, slots: Numbers) -> Tensor:
+        """The features [R, W, D] at slots [B, W]."""
+        first, count = int(slots.host[0, 0]), slots.host.shape[1]
+        if features.device.type != "cpu" and (slots.host == first + np.arange(count)).all():
             return features[:, first : first + count]
         return features.gather(1, self._feature_index(slots))
 
-    def _feature_index(self, slots: NDArray[np.int64]) -> Tensor:
-        """Slots host int64 [B, W] as an index for `gather` on features, [R, W, D]."""
-        return self._index(on_device(slots, self._features.device))
+    def _feature_index(self, slots: Numbers) -> Tensor:
+        """Slots [B, W] as an index for `gather` on features, [R, W, D]."""
+        return self._index(slots.on(self._features.device))
 
     def _index(self, slots: Tensor) -> Tensor:
         """As `_feature_index`, of slots on the device."""
         both = slots.repeat(2, 1) if self._guided else slots
         return both[..., None].expand(-1, -1, self._head.hidden_size)
-
-
-def _shifted(positions: NDArray[np.int64], offset: int) -> NDArray[np.int64]:
-    """Positions and an offset, with their copy on the device if the positions have one."""
-    if not offset:
-        return positions
-    there = getattr(positions, "mirror", None)
-    found = np.asarray(positions) + offset
-    return found if there is None else mirrored(found, there + offset)
 
 
 def build_runner(

@@ -27,6 +27,7 @@ from mmspec.decoding.target import (
 )
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.tree import Tree
 
 
@@ -80,7 +81,7 @@ class EarlyExitTarget:
         """See `mmspec.decoding.ahead.ReadsAhead`."""
         return not self._early_exit.recent and reads_ahead(self._target)
 
-    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits | None:
         """See `mmspec.decoding.ahead.ReadsAhead`."""
         target: Any = self._target
         found: Logits | None = target.forward_ahead(tokens, at, self._early_exit)

@@ -6,20 +6,16 @@ rows follow the conditional ones and read the same slots, so that R is B or 2 B.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.kernels.backend import choose
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 
 
-def written(
-    cache: KVCache, layer: int, k: Tensor, v: Tensor, starts: NDArray[np.int64], shift: int = 0
-) -> tuple[Tensor, Tensor]:
+def written(cache: KVCache, layer: int, k: Tensor, v: Tensor, starts: Numbers, shift: int = 0) -> tuple[Tensor, Tensor]:
     """Writes keys and values of W tokens; returns those up to the last slot of any row, [R, heads, end, head_dim].
 
     Args:
@@ -27,27 +23,27 @@ def written(
         layer: The layer.
         k: [R, heads, W, head_dim].
         v: [R, heads, W, head_dim].
-        starts: Host int64 [B]; the first token of a row is written to slot `starts + shift`.
+        starts: [B]; the first token of a row is written to slot `starts + shift`.
         shift: See there.
     """
     keys, values = cache.layer(layer)
-    first, last = int(starts.min()) + shift, int(starts.max()) + shift
+    first, last = int(starts.host.min()) + shift, int(starts.host.max()) + shift
     end = last + k.shape[2]
     if choose(keys.device.type) == "triton":
         from mmspec.kernels.head_window import store_window  # Triton may be missing
 
         assert isinstance(keys, Tensor) and isinstance(values, Tensor), "only caches of targets are quantized"
-        store_window(keys, values, k, v, on_device(starts, keys.device), shift)
+        store_window(keys, values, k, v, starts.on(keys.device), shift)
         return keys[:, :, :end], values[:, :, :end]
     window = WindowSlots(first, end)
     if first != last:
-        slots = on_device(starts, keys.device)[:, None] + torch.arange(shift, shift + k.shape[2], device=keys.device)
-        window.slots = slots.repeat(len(k) // len(starts), 1)
+        slots = starts.on(keys.device)[:, None] + torch.arange(shift, shift + k.shape[2], device=keys.device)
+        window.slots = slots.repeat(len(k) // len(slots), 1)
     return window.write(keys, k), window.write(values, v)
 
 
 def bias_of_window(
-    starts: NDArray[np.int64],
+    starts: Numbers,
     shift: int,
     rows: int,
     width: int,
@@ -60,7 +56,7 @@ def bias_of_window(
     A token attends to the slots up to its own. None if those are all that is read.
 
     Args:
-        starts: Host int64 [B]; the first token of a row is in slot `starts + shift`.
+        starts: [B]; the first token of a row is in slot `starts + shift`.
         shift: See there.
         rows: R.
         width: W.
@@ -68,11 +64,11 @@ def bias_of_window(
         device: Of the result.
         recent: The most slots that a token attends to, the latest ones; None for all.
     """
-    end = int(starts.max()) + shift + width
+    end = int(starts.host.max()) + shift + width
     recent = end if recent is None else min(recent, end)
-    if width == 1 and recent == end and (starts == starts[0]).all():
+    if width == 1 and recent == end and (starts.host == starts.host[0]).all():
         return None
-    there = on_device(starts, device)
+    there = starts.on(device)
     if choose(device.type) == "triton":
         from mmspec.kernels.head_window import attention_bias  # Triton may be missing
 
@@ -80,11 +76,11 @@ def bias_of_window(
     own = (there[:, None] + torch.arange(shift, shift + width, device=device))[..., None]
     slots = torch.arange(end, device=device)
     mask = (slots <= own) & (slots > own - recent)
-    return additive_mask(mask, dtype, hidden=-torch.inf).repeat(rows // len(starts), 1, 1, 1)
+    return additive_mask(mask, dtype, hidden=-torch.inf).repeat(rows // len(there), 1, 1, 1)
 
 
 def bias_of_nodes(
-    root: NDArray[np.int64],
+    root: Numbers,
     shift: int,
     sees: Tensor,
     rows: int,
@@ -98,7 +94,7 @@ def bias_of_nodes(
     A node attends to the slots up to that of the root, `root + shift`, and to nodes in the slots after it.
 
     Args:
-        root: Host int64 [B].
+        root: [B].
         shift: See there.
         sees: bool [B or 1, W, n], which of the nodes each one attends to.
         rows: R.
@@ -107,7 +103,7 @@ def bias_of_nodes(
         device: Of the result.
         recent: The most slots up to that of the root that a node attends to, the latest ones; None for all.
     """
-    there, recent = on_device(root, sees.device), end if recent is None else min(recent, end)
+    there, recent = root.on(sees.device), end if recent is None else min(recent, end)
     if choose(sees.device.type) == "triton":
         from mmspec.kernels.head_window import attention_bias  # Triton may be missing
 
@@ -116,4 +112,4 @@ def bias_of_nodes(
     if recent < end:
         seen &= torch.arange(end, device=sees.device) > (there + shift - recent)[:, None, None]
     mask = additive_mask(seen, dtype, hidden=-torch.inf)
-    return mask.to(device).repeat(rows // len(root), 1, 1, 1)
+    return mask.to(device).repeat(rows // len(there), 1, 1, 1)

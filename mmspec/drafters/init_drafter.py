@@ -16,9 +16,10 @@ from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.drafters.kernel_drafts import KernelDrafts, kernel_drafts
 from mmspec.drafters.token_init import LearnedTable, RandomToken, TokenInit, host_version, repeat_left, repeat_up
 from mmspec.errors import ArgumentError
-from mmspec.sampling.mirrored import copied
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
+from mmspec.sampling.transfers import on_device
 
 
 class InitDrafter:
@@ -58,17 +59,17 @@ class InitDrafter:
         if self._learned is not None:
             self._learned.update(verdict, state, draws)
 
-    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.ContinuationDrafter`."""
-        count, first, width = draft.tokens.shape[1], int(reused.min()), state.layout.width
-        aligned = bool((reused == first).all())  # all rows reuse the same number of drafts
-        is_new = np.arange(first, count) >= reused[:, None]
+        count, first, width = draft.tokens.shape[1], int(reused.host.min()), state.layout.width
+        aligned = bool((reused.host == first).all())  # all rows reuse the same number of drafts
+        is_new = np.arange(first, count) >= reused.host[:, None]
         positions = state.positions(count)
         # A slot depends on the one before it: on a CPU the tokens are NumPy arrays, whose operations take the least
         # time. A device gets the same operations of torch, so that nothing waits for it.
         where: Any = torch.where
         init: Any = self._init
-        here = partial(_on_device, state.device)
+        here = partial(_there, state.device)
         if on_host := state.device.type == "cpu":
             where, init, here = np.where, self._host_init, partial(_numpy)
         tokens, u, new = here(draft.tokens), here(draws[INIT]), here(is_new)
@@ -115,8 +116,8 @@ def _numpy(values: Tensor | NDArray[Any]) -> Any:
     return values.numpy() if isinstance(values, Tensor) else values
 
 
-def _on_device(device: torch.device, values: Tensor | NDArray[Any]) -> Any:
-    return values if isinstance(values, Tensor) else copied(torch.from_numpy(values), device)
+def _there(device: torch.device, values: Tensor | NDArray[Any]) -> Any:
+    return values if isinstance(values, Tensor) else on_device(values, device)
 
 
 def forcing_frames(target: Target) -> FrameFeatureTarget | None:

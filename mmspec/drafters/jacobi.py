@@ -6,7 +6,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -18,7 +17,7 @@ from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
 from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
-from mmspec.sampling.mirrored import mirrored, on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -33,8 +32,8 @@ class RefreshesDrafts(Protocol):
         ...
 
     def refresh(
-        self, state: BatchState, tokens: Tensor, q: Probs, reused: NDArray[np.int64], draws: WindowRNG
-    ) -> tuple[Tensor, Probs, NDArray[np.int64]]:
+        self, state: BatchState, tokens: Tensor, q: Probs, reused: Numbers, draws: WindowRNG
+    ) -> tuple[Tensor, Probs, Numbers]:
         """The drafts with their q, and how many of each row are not new."""
         ...
 
@@ -81,7 +80,7 @@ class Jacobi:
             the target distributions of the window. Requires a coupling.
     """
 
-    ROWS = ("_continuation", "_refresh", "_outer_layers", "_offset", "_tokens", "_q")
+    ROWS = ("_continuation", "_refresh", "_outer_layers", "_accepted", "_tokens", "_q")
 
     def __init__(
         self,
@@ -96,10 +95,11 @@ class Jacobi:
         self._vocab_size = vocab_size
         self._refresh = refresh
         self._outer_layers = outer_layers
-        # The resampled tokens of the previous window, [B, W, *cell], and their q; reused from slot `_offset` on.
+        # The resampled tokens of the previous window, [B, W, *cell], and their q. They are reused from the slot after
+        # the accepted drafts and the token that follows these on.
         self._tokens: Tensor | None = None
         self._q: Probs | None = None
-        self._offset = np.zeros(0, dtype=np.int64)
+        self._accepted = Numbers(np.zeros(0, dtype=np.int64))
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
         self._kernel: WindowKernel | None = None
         if refresh is None:
@@ -109,7 +109,6 @@ class Jacobi:
                 self._kernel = continuation.kernel if outer_layers is None else None
             elif coupling is None and isinstance(continuation, WindowKernel):
                 self._kernel = continuation
-        self._accepted = self._offset
         self._p: Probs = torch.empty(0)
 
     @property
@@ -122,12 +121,10 @@ class Jacobi:
         self._continuation.observe(verdict, state, draws)
         if self._refresh is not None:
             self._refresh.observe(verdict, state)
-        self._offset = verdict.accepted + 1
+        self._accepted = verdict.counts
         if self._kernel is not None:
-            self._accepted, self._p = verdict.accepted, verdict.p
-        elif (there := getattr(verdict.accepted, "mirror", None)) is not None:
-            self._offset = mirrored(np.asarray(self._offset), there + 1)
-        if self._coupling is not None and self._offset.min() < verdict.tokens.shape[1]:
+            self._p = verdict.p
+        if self._coupling is not None and verdict.accepted.min() + 1 < verdict.tokens.shape[1]:
             self._tokens = None if verdict.coupled is None else state.ops.check(verdict.p, verdict.coupled)
             if self._tokens is None:
                 self._tokens, self._q = self._coupling(verdict, state, draws), verdict.p  # q := p
@@ -161,56 +158,51 @@ class Jacobi:
             tokens, q = coupled
             verdict.coupled_p = q
         verdict.coupled = tokens
-        return self._kernel.draft(state, following, verdict.p, tokens, q, verdict.accepted)
+        return self._kernel.draft(state, following, verdict.p, tokens, q, verdict.counts)
 
     def before_join(self, other: Jacobi, state: BatchState, other_state: BatchState) -> None:
         """See `mmspec.decoding.rows.HoldsRows`."""
         width = max(0 if one._tokens is None else one._tokens.shape[1] for one in (self, other))
         for one, its_state in ((self, state), (other, other_state)):
-            tokens, q, one._offset = one._reusable(width, its_state)
+            tokens, q, one._accepted = one._reusable(width, its_state)
             one._tokens, one._q = (tokens, q) if width else (None, None)
 
-    def after_move(self) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
-        self._accepted = self._offset - 1
-
-    def _reusable(self, width: int, state: BatchState) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
-        """Tokens, q and offset of the previous window, moved to the end of one of `width` slots."""
+    def _reusable(self, width: int, state: BatchState) -> tuple[Tensor, Tensor, Numbers]:
+        """Tokens, q and accepted drafts of the previous window, moved to the end of one of `width` slots."""
         batch, cell = len(state.ids), state.layout.cell
         tokens = torch.zeros(batch, width, *cell, dtype=torch.int64, device=state.device)
         q = torch.zeros(batch, width, *cell, self._vocab_size, device=state.device)
         if self._tokens is None or self._q is None:
-            return tokens, q, np.full(batch, width)
+            return tokens, q, Numbers(np.full(batch, width - 1))
         first = width - self._tokens.shape[1]
         tokens[:, first:], q[:, first:] = self._tokens, dense(self._q)
-        return tokens, q, self._offset + first
+        return tokens, q, Numbers(self._accepted.host + first)
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         if self._kernel is not None:
             drafted = self._kernel.draft(state, draws, self._p, self._tokens, self._q, self._accepted)
             if drafted is not None:
                 return drafted
-        batch = len(state.ids)
+        batch, on_cpu = len(state.ids), state.device.type == "cpu"
         if self._tokens is None or self._q is None:
-            reused = np.zeros(batch, dtype=np.int64)
-            if state.device.type != "cpu":
-                reused = mirrored(reused, torch.zeros(batch, dtype=torch.int64, device=state.device))
+            there = None if on_cpu else torch.zeros(batch, dtype=torch.int64, device=state.device)
+            reused = Numbers(np.zeros(batch, dtype=np.int64), there)
             cell = state.layout.cell
             tokens = torch.zeros(batch, count, *cell, dtype=torch.int64, device=state.device)
             q: Probs = torch.zeros(batch, count, *cell, self._vocab_size, device=state.device)
         else:
             width = self._tokens.shape[1]
-            reused = np.minimum(width - self._offset, count)
-            offset = on_device(self._offset, state.device)[:, None]
-            if state.device.type != "cpu":
-                reused = mirrored(np.asarray(reused), (width - offset[:, 0]).clamp(max=count))
-            slots = (offset + torch.arange(count, device=state.device)).clamp(max=width - 1)
+            offset = self._accepted.plus(1)
+            first = offset.on(state.device)
+            there = None if on_cpu else (width - first).clamp(max=count)
+            reused = Numbers(np.minimum(width - offset.host, count), there)
+            slots = (first[:, None] + torch.arange(count, device=state.device)).clamp(max=width - 1)
             row = torch.arange(batch, device=state.device)[:, None]
             tokens, q = self._tokens[row, slots], self._q[row, slots]
         if self._refresh is not None:
             tokens, q, reused = self._refresh.refresh(state, tokens, q, reused, draws)
         draft = Draft(tokens, q)
-        if reused.min() == count:
+        if reused.host.min() == count:
             return draft
         extended = self._continuation.extend(state, draft, reused, draws)
         check_draft(self._continuation, "extend", extended, state, count)

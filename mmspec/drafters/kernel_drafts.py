@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.token_init import LearnedTable, RandomToken, repeat_left, repeat_up
 from mmspec.sampling.constraints import Constraint
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import INIT, WindowRNG
@@ -33,7 +31,7 @@ class WindowKernel(Protocol):
         p: Probs,
         tokens: Tensor | None,
         q: Probs | None,
-        accepted: NDArray[np.int64],
+        accepted: Numbers,
     ) -> Draft | None:
         """The drafts of a window.
 
@@ -43,7 +41,7 @@ class WindowKernel(Protocol):
             p: The target distributions of the previous window.
             tokens: Its tokens after the coupling, int64 [B, W']; None if none are reused.
             q: The distributions that they follow, [B, W', V]; None if none are reused.
-            accepted: Host int64 [B], the number of its drafts that were accepted.
+            accepted: [B], the number of its drafts that were accepted.
 
         Returns:
             None where the kernels do not run.
@@ -93,12 +91,12 @@ class KernelDrafts:
         p: Probs,
         tokens: Tensor | None,
         q: Probs | None,
-        accepted: NDArray[np.int64],
+        accepted: Numbers,
     ) -> Draft | None:
         """See `WindowKernel`."""
         if isinstance(p, Tensor) or isinstance(q, Tensor):
             return None
-        if state.layout.cell or draws.positions.shape[1] > LONGEST:
+        if state.layout.cell or draws.positions.host.shape[1] > LONGEST:
             return None
         # Imported here: Triton may be missing.
         from mmspec.kernels import token_init
@@ -109,12 +107,12 @@ class KernelDrafts:
         previous = None
         if tokens is not None and q is not None:
             stats = lazy(q).stats
-            counts = on_device(accepted, state.device)
+            counts = accepted.on(state.device)
             previous = token_init.Previous(tokens, stats.floats, stats.ints, counts)
         else:
             stats = lazy(p).stats
         kind = ("left", "up", "random", "table", "learned").index(self.kind)  # in the order of the kernel's numbers
-        positions = on_device(draws.positions, state.device)
+        positions = draws.positions.on(state.device)
         # The others need no random numbers, which are then computed while the model runs.
         u = draws[INIT] if self.kind == "random" else None
         found = token_init.draft_window(

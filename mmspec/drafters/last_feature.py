@@ -10,7 +10,6 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.errors import ArgumentError
-from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree_rejection import Outcome
 
@@ -46,7 +45,7 @@ class LastFeatureRunner:
             self.feature()
             return
         features = self._target.features()
-        last = on_device(verdict.last, features.device)
+        last = verdict.last.on(features.device)
         row = torch.arange(len(features), device=features.device)
         self._feature = features[row, last.repeat(len(features) // len(last))]
 

@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import Target, TreeTarget
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device, part, upload
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -39,7 +40,7 @@ class ModelRunner:
         self._sampler = sampler
         # Host int64 [B], the length of each row that was read as committed tokens; None before the prefill.
         self._read: NDArray[np.int64] | None = None
-        self._arrays: Sequence[NDArray[np.int64]] | None = None  # of the next root, see `root_arrays`
+        self._arrays: Sequence[Numbers] | None = None  # of the next root, see `root_arrays`
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         """Does nothing: `root` reads the new tokens from `state`."""
@@ -69,7 +70,7 @@ class ModelRunner:
         last = state.length - 1
         return [np.minimum(start[:, None] + np.arange(unread), last[:, None]), start, last - start]
 
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+    def take_arrays(self, arrays: Sequence[Numbers]) -> None:
         """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
@@ -79,7 +80,7 @@ class ModelRunner:
         if arrays is None:
             arrays = upload(self.root_arrays(state), state.device)
         positions, start, root = arrays
-        logits = self._model.forward(state.at(positions), start)
+        logits = read_window(self._model, state.read(positions), start)
         self.calls += 1
         self._read = state.length
         newest = at_slot(logits, root)
@@ -89,20 +90,21 @@ class ModelRunner:
         """Reads nodes; returns the distribution after each, float32 [B, W, V]."""
         if tree.chain:
             at = state.positions_after(np.array([[first - 1]]))
-            logits = self._model.forward(tokens, part(at, np.s_[:, 0]))
+            logits = read_window(self._model, tokens, at.part(np.s_[:, 0]))
         else:
             assert isinstance(self._model, TreeTarget)
-            logits = self._model.forward_tree(tokens, state.before, tree, first)
+            logits = self._model.forward_tree(tokens, state.before.host, tree, first)
         self.calls += 1
         return self._sampler(logits, state.positions_after_nodes(tree, first, first + tokens.shape[1]))
 
 
-def at_slot(logits: Logits, slot: NDArray[np.int64]) -> Logits:
-    """The logits [B, 1, V] at one slot of each row, host int64 [B]."""
+def at_slot(logits: Logits, slot: Numbers) -> Logits:
+    """The logits [B, 1, V] at one slot of each row, [B]."""
     cond, uncond = logits
-    if (slot == slot[0]).all():
-        same = slice(int(slot[0]), int(slot[0]) + 1)
+    first = int(slot.host[0])
+    if (slot.host == first).all():
+        same = slice(first, first + 1)
         return Logits(cond[:, same], None if uncond is None else uncond[:, same])
-    there = on_device(slot, cond.device)
+    there = slot.on(cond.device)
     row = torch.arange(len(there), device=there.device)
     return Logits(cond[row, there][:, None], None if uncond is None else uncond[row, there][:, None])

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
@@ -38,10 +38,10 @@ class NeighborDrafter:
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         """Does nothing: neighbors are read from the committed tokens."""
 
-    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.ContinuationDrafter`."""
-        count, first = draft.tokens.shape[1], int(reused.min())
-        is_new = np.arange(first, count) >= reused[:, None]
+        count, first = draft.tokens.shape[1], int(reused.host.min())
+        is_new = np.arange(first, count) >= reused.host[:, None]
         fixed = torch.from_numpy(~is_new).to(state.device)
         # The tokens that neighbors and their neighbors can be, then the window: [B, before + count].
         before = self._offsets[0] + self._width

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Verdict, ratio, residual, sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
@@ -59,15 +60,15 @@ class Refresh:
         return self._runner.calls
 
     def refresh(
-        self, state: BatchState, tokens: Tensor, q: Probs, reused: NDArray[np.int64], draws: WindowRNG
-    ) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+        self, state: BatchState, tokens: Tensor, q: Probs, reused: Numbers, draws: WindowRNG
+    ) -> tuple[Tensor, Tensor, Numbers]:
         """Refreshes the first drafts; rows that reuse fewer drafts get new ones, sampled from the network.
 
         Args:
             state: The batch.
             tokens: int64 [B, W], the drafts of the window.
             q: float32 [B, W, V], their distributions.
-            reused: Host int64 [B], the number of drafts of each row that are reused.
+            reused: [B], the number of drafts of each row that are reused.
             draws: The random numbers of the window.
 
         Returns:
@@ -84,7 +85,7 @@ class Refresh:
             u = draws.slot(i).uniforms(DRAFT, 1, 2)
             x, old = tokens[:, i : i + 1], dense(q[:, i : i + 1])
             w = weights[:, i, None, None]
-            is_reused = torch.from_numpy(reused > i).to(x.device)[:, None]
+            is_reused = torch.from_numpy(reused.host > i).to(x.device)[:, None]
             r = torch.where(is_reused[..., None], w * d + (1 - w) * old, d)
             keep = is_reused & (u[..., 0] < ratio(r, old, x))
             rest = torch.where(is_reused[..., None], residual(r, old), r)
@@ -92,9 +93,9 @@ class Refresh:
             new_q.append(r)
             network.append(d)
         if self._weight is None:
-            self._last = torch.cat(network, dim=1), dense(q[:, :count]), reused
+            self._last = torch.cat(network, dim=1), dense(q[:, :count]), reused.host
         tokens = torch.cat([*new_tokens, tokens[:, count:]], dim=1)
-        return tokens, torch.cat([*new_q, dense(q[:, count:])], dim=1), np.maximum(reused, count)
+        return tokens, torch.cat([*new_q, dense(q[:, count:])], dim=1), Numbers(np.maximum(reused.host, count))
 
     def observe(self, verdict: Verdict, state: BatchState) -> None:
         """Called after verification, before the batch advances: `state` still ends where the window began."""

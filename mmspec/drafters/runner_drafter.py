@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.draft_runner import DraftRunner, SharesUpload
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree_rejection import Outcome
 
@@ -37,7 +38,7 @@ class RunnerDrafter:
         """See `mmspec.decoding.drafter.UploadsWithWindow`."""
         return [] if self._shares is None else self._shares.root_arrays(state)
 
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+    def take_arrays(self, arrays: Sequence[Numbers]) -> None:
         """See `mmspec.decoding.drafter.UploadsWithWindow`."""
         if self._shares is not None:
             self._shares.take_arrays(arrays)

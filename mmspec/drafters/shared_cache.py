@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, Target
@@ -44,12 +45,12 @@ class SharedCacheRunner:
 
     def root(self, state: BatchState) -> Probs:
         self.calls += 1
-        logits = self._model.forward(state.last(), state.before)
+        logits = read_window(self._model, state.last(), state.before)
         return self._sampler(logits, state.positions_after(np.zeros((1, 1), dtype=np.int64)))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         self.calls += 1
-        logits = self._model.forward(tokens, state.before + first)
+        logits = self._model.forward(tokens, state.before.host + first)
         return self._sampler(logits, state.positions_after(first + np.arange(tokens.shape[1])[None]))
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:

@@ -32,8 +32,8 @@ from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.prompt_slots import at_places, extended, positions_by_slot
 from mmspec.hf.slot_cache import SlotCache, SlotCopies
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rows import PerRow, RowNames
+from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 
 
@@ -151,7 +151,9 @@ class CausalTarget:
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         factor = self._cfg_factor(early_exit)
-        embeds = self._embed(torch.cat([tokens] * factor), factor, at[:, None] + np.arange(tokens.shape[1]))
+        embeds = self._embed(torch.cat([tokens] * factor))
+        if self._added is not None:
+            embeds = self._with_added(embeds, self._repeat(factor, self.slot(at[:, None] + np.arange(tokens.shape[1]))))
         return self._logits(self._read(embeds, self._prompt + at, early_exit), early_exit=early_exit)
 
     def forward_tree(
@@ -164,8 +166,10 @@ class CausalTarget:
             self._cache.at(int(root[0]) + first, end)
         else:
             self._cache.at_slots(self._repeat(factor, root[:, None] + np.arange(first, last)), end)
-        at_depth = self._repeat(factor, tree.positions(root, first, last))
-        embeds = self._embed(torch.cat([tokens] * factor), factor, tree.positions(at, first, last))
+        depths = tree.positions(root, first, last)
+        there = depths.there  # where the host does not know them
+        at_depth = self._repeat(factor, depths.host) if there is None else torch.cat([there] * factor)
+        embeds = self._with_added(self._embed(torch.cat([tokens] * factor)), at_depth)
         mask = self._tree_mask(self._repeat(factor, root), tree.sees[:, first:last, 1:last], end, embeds.dtype)
         return self._logits(self._run(embeds, at_depth, mask, early_exit), early_exit=early_exit)
 
@@ -204,10 +208,7 @@ class CausalTarget:
         states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
-        embeds = self._backbone.embed(tokens)
-        if self._added is not None:
-            index = slots - self._first_slots[: len(slots), None]
-            embeds = embeds + at_places(self._added, index.clamp(0, self._added.shape[1] - 1))
+        embeds = self._with_added(self._backbone.embed(tokens), slots)
         self._cache.at_slots(slots, end)
         mask = self._causal_mask(slots, end, embeds.dtype)
         run = LayerRun(early_exit, self._collected, states)
@@ -333,12 +334,16 @@ class CausalTarget:
         other._cache, other._layer_features = SlotCopies(self._cache), states
         return other.forward(tokens, at, early_exit)
 
-    def _embed(self, tokens: Tensor, factor: int, at: NDArray[np.int64]) -> Tensor:
-        """Embeddings [R, W, D] of tokens int64 [R, W, *cell] at positions `at`, host int64 [B, W]."""
-        embeds = embed_with_prompts(self._backbone.embed, self._prompts, tokens, self.vocab_size)
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [R, W, D] of tokens int64 [R, W, *cell], prompt tokens among them."""
+        return embed_with_prompts(self._backbone.embed, self._prompts, tokens, self.vocab_size)
+
+    def _with_added(self, embeds: Tensor, slots: Tensor) -> Tensor:
+        """Embeddings [R, W, D] with what is added to those of tokens in these slots, int64 [R, W]."""
         if self._added is None:
             return embeds
-        return embeds + at_places(self._added, self._repeat(factor, at).clamp(max=self._added.shape[1] - 1))
+        index = slots - self._first_slots[: len(slots), None]
+        return embeds + at_places(self._added, index.clamp(0, self._added.shape[1] - 1))
 
     def _read(self, embeds: Tensor, start: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Tensor:
         """Hidden states [R, W, D] of a window that begins at slots `start`, host int64 [B]."""
@@ -404,10 +409,7 @@ class CausalTarget:
 
     def _repeat(self, factor: int, slots: NDArray[np.int64]) -> Tensor:
         """Host slots int64 [B, ...] for the conditional rows, and for the unconditional ones if `factor` is 2."""
-        there = getattr(slots, "mirror", None)  # numbers that the host does not know
-        if there is not None:
-            return torch.cat([there] * factor)
-        return copied(torch.from_numpy(np.concatenate([slots] * factor)), self.device)
+        return on_device(np.concatenate([slots] * factor), self.device)
 
     def _causal_mask(self, slots: Tensor, end: int, dtype: torch.dtype) -> Tensor:
         """The additive mask [R, 1, W, end] of tokens in `slots`, int64 [R, W]: causal, without padding."""

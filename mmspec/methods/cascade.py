@@ -62,15 +62,14 @@ class CascadeDrafter:
         fork, begin = state.fork(count, _SEED), state.length
         rows = torch.arange(len(begin), device=state.device)[:, None]
         q: Tensor | None = None
-        iteration, rounds = draws.iteration[:, :1] * _ROUNDS, 0
+        iteration, rounds = draws.iteration.host[:, :1] * _ROUNDS, 0
         while fork.is_running.any():
             width = min(self._inner, fork.remaining + 1)
-            positions = fork.positions(width)
-            inner = fork.rng.window(positions, iteration + rounds)
+            inner = fork.rng.window(fork.positions(width), iteration + rounds)
             draft = self._small.propose(fork, width - 1, inner)
             logits = self._middle.forward(torch.cat([fork.last(), draft.tokens], dim=1), fork.length - 1)
             self._middle_calls += 1
-            verdict = self._sampler.verify(self._sampler(logits, positions), draft, ratio, inner)
+            verdict = self._sampler.verify(self._sampler(logits, inner.positions), draft, ratio, inner)
             self._small.observe(verdict, fork, inner)
             slots = fork.length[:, None] - begin[:, None] + np.arange(width)
             if q is None:

@@ -20,6 +20,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_model import draft_sampling
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.sampler import Sampler
@@ -56,7 +57,7 @@ class MaskedDrafter:
         pass
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
-        q = self._sampler(Logits(self._model.block(state, count), None), state.positions(count))
+        q = self._sampler(Logits(self._model.block(state, count), None), Numbers(state.positions(count)))
         self.calls += 1
         tokens = [self._sampler.sample(q[:, i : i + 1], draws.slot(i), DRAFT) for i in range(count)]
         return Draft(torch.cat(tokens, dim=1), q)

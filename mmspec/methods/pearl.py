@@ -23,9 +23,10 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_model import ModelDrafter, draft_model_of
-from mmspec.sampling.mirrored import Download
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import RESAMPLE, CounterRNG, WindowRNG
+from mmspec.sampling.transfers import Download
 
 
 class Running(Protocol):
@@ -70,7 +71,7 @@ class _Ahead:
         rows = state.running()
         if count > self.draft.tokens.shape[1] or len(state.ids) != len(self.length):
             return False
-        if (state.length != self.length)[rows].any() or (draws.iteration[:, 0] != self.iteration)[rows].any():
+        if (state.length != self.length)[rows].any() or (draws.iteration.host[:, 0] != self.iteration)[rows].any():
             return False
         # Rows of these lengths have accepted all of the window before. The guess was sampled before that was verified,
         # so that the host seldom waits for it.
@@ -93,7 +94,7 @@ class PearlDrafter:
         self._ahead: _Ahead | None = None
         # The latest window after its verification, [B, W], where it is on the host already, and where it is not.
         self._verified: tuple[Tensor, NDArray[np.int64] | None] | None = None
-        self._arrays: Sequence[NDArray[np.int64]] | None = None  # see `host_arrays`
+        self._arrays: Sequence[Numbers] | None = None  # see `host_arrays`
         self._running: Running | None = None
 
     @property
@@ -114,7 +115,7 @@ class PearlDrafter:
         """The numbers of what is drafted ahead; see `_draft_ahead`."""
         return _numbers_ahead(state, count, iteration) if _has_room(state, count) else []
 
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+    def take_arrays(self, arrays: Sequence[Numbers]) -> None:
         """See `mmspec.decoding.drafter.UploadsWithWindow`."""
         self._arrays = arrays
 
@@ -136,7 +137,7 @@ class PearlDrafter:
             draft = self._inner.propose(state, count, draws)
         arrays, self._arrays = self._arrays, None
         if _has_room(state, count):
-            numbers = arrays or _numbers_ahead(state, count, np.asarray(draws.iteration)[:, :1])
+            numbers = arrays or upload(_numbers_ahead(state, count, draws.iteration.host[:, :1]), state.device)
             window = torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
             u = draws[RESAMPLE][:, count:]  # of the token after the window
             rng, inference = copy(state.rng), torch.is_inference_mode_enabled()
@@ -148,21 +149,23 @@ class PearlDrafter:
             self._running = self._executor.submit(work)
         return draft
 
-    def _draft_ahead(self, window: Tensor, u: Tensor, rng: CounterRNG, numbers: Sequence[NDArray[np.int64]]) -> _Ahead:
+    def _draft_ahead(self, window: Tensor, u: Tensor, rng: CounterRNG, numbers: Sequence[Numbers]) -> _Ahead:
         """Goes on after a window.
 
         Args:
             window: int64 [B, 1 + m], the last token and the drafts.
             u: float32 [B, 1], the random number that the token after it will be sampled with.
             rng: The random numbers of the rows.
-            numbers: Positions, host int64 [B, n]: of the last drafts, with the token before; of the guess; of the last
+            numbers: Positions, [B, n]: of the last drafts, with the token before; of the guess; of the last
                 draft and the guess; of the next window; and the iterations of its random numbers.
         """
         drafts, here, newest, positions, iterations = numbers
         guess = self._inner.sample_after(window[:, -2:], drafts, here, u)
-        tokens, last = torch.cat([window[:, -1:], guess], dim=1), np.ones(len(window), dtype=np.int64)
-        ahead = self._inner.draft_after(tokens, newest, last, window.shape[1] - 1, rng.window(positions, iterations))
-        return _Ahead(Download(guess), np.asarray(positions)[:, 0], np.asarray(iterations)[:, 0], ahead)
+        tokens, last = torch.cat([window[:, -1:], guess], dim=1), Numbers(np.ones(len(window), dtype=np.int64))
+        ahead = self._inner.draft_after(
+            tokens, newest, last, window.shape[1] - 1, WindowRNG(rng, positions, iterations)
+        )
+        return _Ahead(Download(guess), positions.host[:, 0], iterations.host[:, 0], ahead)
 
     def _wait(self) -> None:
         """Waits for the draft model, and raises what went wrong in it."""

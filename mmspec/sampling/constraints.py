@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.sampling.mirrored import Mirrored, copied, on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rows import put_host_rows, put_rows
+from mmspec.sampling.transfers import on_device
 
 _PAST_END = 1024  # positions
 
@@ -52,7 +53,7 @@ class Constraint:
             raise ArgumentError("allowed has a row without a single token; every kind of position needs at least one")
         self.kind = kind
         self.allowed = allowed
-        self._latest: tuple[NDArray[np.int64], Tensor] | None = None  # see `device_kinds`
+        self._latest: tuple[Numbers, Tensor] | None = None  # see `device_kinds`
         self._only = torch.where(allowed.sum(-1) == 1, allowed.int().argmax(-1), -1).cpu().numpy()
 
     @cached_property
@@ -108,22 +109,22 @@ class Constraint:
 
     def kinds(self, positions: NDArray[np.int64]) -> Tensor:
         """The kind of each position, int64 [B, W]."""
-        inside = on_device(np.asarray(positions).clip(max=self.kind.shape[-1] - 1), self.kind.device)
+        inside = on_device(positions.clip(max=self.kind.shape[-1] - 1), self.kind.device)
         return self.kind[inside] if self.batch_size is None else self.kind.gather(1, inside)
 
-    def device_kinds(self, positions: NDArray[np.int64]) -> Tensor:
+    def device_kinds(self, positions: Numbers) -> Tensor:
         """`kinds` as int32, in one launch for positions that are on the device, and one for all parts of these."""
-        if not isinstance(positions, Mirrored) or positions.mirror is None:
+        if positions.there is None:
             return self._device_kinds(positions)
-        whole, index = positions.whole or (positions, ...)
+        whole, index = positions.part_of or (positions, ...)
         latest = self._latest  # read once: a drafter may use the same constraint in another thread
         if latest is None or latest[0] is not whole:
             latest = self._latest = whole, self._device_kinds(whole)
         return latest[1][index]
 
-    def _device_kinds(self, positions: NDArray[np.int64]) -> Tensor:
-        inside = on_device(positions, self.kind.device)
-        if positions.max() >= self._past_end.shape[-1]:
+    def _device_kinds(self, positions: Numbers) -> Tensor:
+        inside = positions.on(self.kind.device)
+        if positions.host.max() >= self._past_end.shape[-1]:
             inside = inside.clamp(max=self._past_end.shape[-1] - 1)
         return self._past_end[inside] if self.batch_size is None else self._past_end.gather(1, inside)
 
@@ -138,7 +139,7 @@ class ForcedCells:
     def __init__(self, tokens: NDArray[np.int64]) -> None:
         self.tokens = tokens
         self._there: Tensor | None = None  # the tokens on a device
-        self._latest: tuple[NDArray[np.int64], Tensor] | None = None  # see `on`
+        self._latest: tuple[Numbers, Tensor] | None = None  # see `on`
 
     @property
     def batch_size(self) -> int | None:
@@ -174,13 +175,13 @@ class ForcedCells:
         cells = self.tokens[inside] if self.batch_size is None else self.tokens[np.arange(len(inside))[:, None], inside]
         return cells if (cells >= 0).any() else None
 
-    def on(self, device: torch.device, positions: NDArray[np.int64]) -> Tensor | None:
+    def on(self, device: torch.device, positions: Numbers) -> Tensor | None:
         """As `at`, on a device: from a copy there, once for the positions of a window and their parts."""
-        if (cells := self.at(positions)) is None:
+        if (cells := self.at(positions.host)) is None:
             return None
         if device.type == "cpu":
             return torch.from_numpy(cells)
-        whole, index = getattr(positions, "whole", None) or (positions, ...)
+        whole, index = positions.part_of or (positions, ...)
         latest = self._latest  # read once: a drafter may use the same cells in another thread
         if latest is None or latest[0] is not whole:
             latest = self._latest = whole, self._on(device, whole)
@@ -189,16 +190,16 @@ class ForcedCells:
     def table(self, device: torch.device) -> Tensor:
         """The tokens on a device, which are copied there once; what kernels read."""
         if self._there is None or self._there.device != device:
-            self._there = copied(torch.from_numpy(np.ascontiguousarray(self.tokens)), device)
+            self._there = on_device(np.ascontiguousarray(self.tokens), device)
         return self._there
 
-    def _on(self, device: torch.device, positions: NDArray[np.int64]) -> Tensor:
-        table, inside = self.table(device), on_device(positions, device).clamp(max=self.tokens.shape[-2] - 1)
+    def _on(self, device: torch.device, positions: Numbers) -> Tensor:
+        table, inside = self.table(device), positions.on(device).clamp(max=self.tokens.shape[-2] - 1)
         if self.batch_size is None:
             return table[inside]
         return table.gather(1, inside[..., None].expand(-1, -1, self.tokens.shape[-1]))
 
-    def put(self, tokens: Tensor, positions: NDArray[np.int64]) -> Tensor:
+    def put(self, tokens: Tensor, positions: Numbers) -> Tensor:
         """Columns int64 [B, W, K] with the forced cells of their positions in place."""
         forced = self.on(tokens.device, positions)
         return tokens if forced is None else torch.where(forced >= 0, forced, tokens)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import ratio, sample
 from mmspec.sampling.tree import TreeDraft
 from mmspec.sampling.tree_rejection import TreeVerdict, at_depth
@@ -93,7 +94,7 @@ def verify_drafts(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, r
         path,
         lengths,
         tested.cpu().numpy(),
-        np.where(steps < lengths[:, None], entries[:, 1:].cpu().numpy(), steps + 1),
+        Numbers(np.where(steps < lengths[:, None], entries[:, 1:].cpu().numpy(), steps + 1)),
         p[row[:, None], entries],
         None if rule is ratio else excess,
     )

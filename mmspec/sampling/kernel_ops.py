@@ -30,12 +30,13 @@ from mmspec.sampling.lazy_probs import LazyProbs, checked, join_windows, lazy
 from mmspec.sampling.lazy_trees import branches_of, walked
 from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict, column_numbers, kernel_rule
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.multi_codebook import MAX_SAMPLES
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.ops import MakesProbs, TorchOps
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict, ratio
 from mmspec.sampling.rng import CounterRNG, WindowRNG
+from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Chosen, Independent, TreeDraft
 from mmspec.sampling.tree_rejection import TreeVerdict
 
@@ -45,15 +46,15 @@ class KernelOps(TorchOps):
 
     by_kernels = True
 
-    def probs(self, sampler: MakesProbs, logits: Logits, positions: NDArray[np.int64]) -> Probs:
+    def probs(self, sampler: MakesProbs, logits: Logits, positions: Numbers) -> Probs:
         """No kernel reads the logits before they are needed. min-p and typical-p have no kernel."""
         settings = sampler.read_by_kernels(positions)
-        return sampler.probs(logits, positions) if settings is None else LazyProbs.of(logits, Settings(*settings))
+        return sampler.probs(logits, positions.host) if settings is None else LazyProbs.of(logits, Settings(*settings))
 
-    def force(self, p: Probs, cells: ForcedCells, positions: NDArray[np.int64]) -> Probs:
+    def force(self, p: Probs, cells: ForcedCells, positions: Numbers) -> Probs:
         return lazy(p).force(cells, positions)
 
-    def put(self, p: Probs, tokens: Tensor, cells: ForcedCells | None, positions: NDArray[np.int64]) -> Tensor:
+    def put(self, p: Probs, tokens: Tensor, cells: ForcedCells | None, positions: Numbers) -> Tensor:
         """The kernels know the forced cells of whole windows."""
         return tokens if lazy(p).forced is not None else super().put(p, tokens, cells, positions)
 
@@ -80,7 +81,7 @@ class KernelOps(TorchOps):
         """In two launches and one wait for the device."""
         p = lazy(p)
         if accept_u.shape[1] == 1:
-            return Verdict(self.sample(p, resample_u), np.zeros(len(accept_u), dtype=np.int64), p, draft)
+            return Verdict(self.sample(p, resample_u), Numbers(np.zeros(len(accept_u), dtype=np.int64)), p, draft)
         pending = self._launch(p, draft, rule, accept_u, resample_u)
         if pending is not None:
             return pending.read()
@@ -159,30 +160,27 @@ class KernelOps(TorchOps):
         p, draft = lazy(p), verdict.draft
         if p.shape[1] == 1 or first_reused(verdict) == p.shape[1] - 1:
             return self.couple_fresh(p, verdict, resample_u)
-        accepted, q = on_device(verdict.accepted, p.device), lazy(draft.q).stats
+        accepted, q = verdict.counts.on(p.device), lazy(draft.q).stats
         numbers = verdict.tokens, p.sample(resample_u), accepted, accept_u, resample_u
         return checked(p, coupling_kernels.couple_maximally(p.stats, q, _rows(draft.tokens), *numbers))
 
-    def couple_by_noise(self, p: Probs, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
+    def couple_by_noise(self, p: Probs, rng: CounterRNG, positions: Numbers) -> Tensor:
         """In one launch."""
         p = lazy(p)
-        there = on_device(positions, p.device)
-        return checked(p, coupling_kernels.couple_by_noise(p.stats, rng.device_seeds(), there))
+        return checked(p, coupling_kernels.couple_by_noise(p.stats, rng.device_seeds(), positions.on(p.device)))
 
-    def couple_columns(
-        self, p: Probs, draft: Draft, rng: WindowRNG, accepted: NDArray[np.int64] | None = None
-    ) -> Tensor:
+    def couple_columns(self, p: Probs, draft: Draft, rng: WindowRNG, accepted: Numbers | None = None) -> Tensor:
         """In one launch."""
         p = lazy(p)
         return checked(p, columns_kernel.couple_columns(
             _cells(p), _cells(lazy(draft.q)), draft.tokens, _table(p), column_numbers(rng, p.device), MAX_SAMPLES,
-            None if accepted is None else on_device(accepted, p.device),
+            None if accepted is None else accepted.on(p.device),
         ))  # fmt: skip
 
-    def couple_columns_by_noise(self, p: Probs, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
+    def couple_columns_by_noise(self, p: Probs, rng: CounterRNG, positions: Numbers) -> Tensor:
         """In one launch."""
         p = lazy(p)
-        there, codebooks = on_device(positions, p.device), p.shape[2]
+        there, codebooks = positions.on(p.device), p.shape[2]
         tokens = coupling_kernels.couple_by_noise(_cells(p), rng.device_seeds(), there, codebooks, _table(p))
         return checked(p, tokens.view(p.shape[:3]))
 
@@ -207,7 +205,7 @@ class KernelOps(TorchOps):
             where = F.pad(new, (*(0, 0) * (new.ndim - 2), first, 0))[..., None] if first else new[..., None]
         else:
             padded = np.pad(new, ((0, 0), (first, 0), (0, 0))[: new.ndim])
-            where = copied(torch.from_numpy(padded), tokens.device)[..., None]
+            where = on_device(padded, tokens.device)[..., None]
         floats, ints = torch.where(where, ones.floats, stats.floats), torch.where(where, ones.ints, stats.ints)
         return LazyProbs.known(replace(stats, floats=floats, ints=ints))
 

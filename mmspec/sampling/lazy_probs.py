@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ModelError
@@ -23,7 +21,7 @@ from mmspec.kernels.residual import resample
 from mmspec.kernels.softmax_stats import LINE, SoftmaxStats, point_mass_stats, stats_of_probs
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import NotWritten, Probs
 from mmspec.sampling.rejection import INVALID
 
@@ -43,7 +41,7 @@ class LazyProbs(NotWritten):
 
     def __init__(self, shape: Sequence[int], device: torch.device, is_valid: bool = False) -> None:
         self.shape, self.device, self.is_valid = torch.Size(shape), device, is_valid
-        self.forced: tuple[ForcedCells, NDArray[np.int64]] | None = None
+        self.forced: tuple[ForcedCells, Numbers] | None = None
         self._unread: tuple[Logits, Settings] | None = None  # logits [B, W * K, V]
         self._stats: SoftmaxStats | None = None
         self._u: Tensor | None = None
@@ -90,14 +88,14 @@ class LazyProbs(NotWritten):
         cells._unread = self._unread
         return cells
 
-    def force(self, cells: ForcedCells, positions: NDArray[np.int64]) -> LazyProbs:
+    def force(self, cells: ForcedCells, positions: Numbers) -> LazyProbs:
         """These distributions of columns, whose logits no kernel has read yet, with point masses in forced cells.
 
         Samples of forced cells are their ids, also those outside the vocabulary.
 
         Args:
             cells: The forced cells.
-            positions: Host int64 [B, W].
+            positions: [B, W].
         """
         assert self._unread is not None
         self.forced = cells, positions
@@ -108,7 +106,7 @@ class LazyProbs(NotWritten):
         if self.forced is None:
             return None
         cells, positions = self.forced
-        return cells.table(self.device), on_device(positions, self.device)
+        return cells.table(self.device), positions.on(self.device)
 
     def fused_sample(self, u: Tensor, drafts: Tensor | None = None) -> Tensor | None:
         """Reads the logits unless a kernel has done so, and samples tokens at `u` in the same launch.

@@ -14,9 +14,10 @@ from mmspec.kernels.siblings import sample_siblings
 from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, Walked
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.lazy_probs import LazyProbs, lazy
-from mmspec.sampling.mirrored import Download, mirrored
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import INVALID, ratio
+from mmspec.sampling.transfers import Download
 from mmspec.sampling.tree import Chosen, Independent, Tree, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import TreeVerdict
 
@@ -72,7 +73,7 @@ def walked(p: LazyProbs, walk: Walked, rule: Accept) -> TreeVerdict:
     if invalid.any():
         raise ModelError(INVALID)
     steps, entries = np.arange(height), host[:, 3 : 3 + height].long().numpy()
-    path = mirrored(np.where(steps < accepted[:, None], entries, steps + 1), walk.path)
+    path = Numbers(np.where(steps < accepted[:, None], entries, steps + 1), walk.path)
     excess = None if rule is ratio else host[:, 3 + height : 3 + 2 * height].contiguous().view(torch.float32)
     tokens = host[:, 3 + 2 * height :].long().numpy()
     along = LazyProbs.along(p, walk.entries)

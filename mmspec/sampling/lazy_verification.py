@@ -15,9 +15,10 @@ from mmspec.kernels.accept import BROKEN_DRAFT, Verified
 from mmspec.kernels.rule import KernelRule
 from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.lazy_probs import LazyProbs
-from mmspec.sampling.mirrored import Download, mirrored, on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import INVALID, Draft, Verdict, ratio, sampled
 from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.transfers import Download
 
 
 class PendingVerdict:
@@ -34,8 +35,8 @@ class PendingVerdict:
         p.is_valid = True
         self._found = Download(verified.found)
         self._accepted = verified.accepted
-        accepted = mirrored(np.zeros(len(verified.accepted), dtype=np.int64), verified.accepted)
-        self.verdict = Verdict(verified.tokens, accepted, p, draft)
+        counts = Numbers(np.zeros(len(verified.accepted), dtype=np.int64), verified.accepted)
+        self.verdict = Verdict(verified.tokens, counts, p, draft)
 
     def read(self) -> Verdict:
         """The verdict with its counts; waits for them.
@@ -45,15 +46,14 @@ class PendingVerdict:
         """
         known, found = self.verdict, self._found.wait()
         count, host = known.tokens[0].numel(), found.numpy()
-        first, invalid = host[:, 0].astype(np.int64), host[:, 1]
+        counts, invalid = Numbers(host[:, 0].astype(np.int64), self._accepted), host[:, 1]
         self._p.is_valid = not invalid.any()
         if not self._p.is_valid and (invalid & (1 | BROKEN_DRAFT)).any():
             raise ModelError(INVALID)
         excess = None if self._exact else found[:, 2 + count :].contiguous().view(torch.float32)
-        accepted = mirrored(first, self._accepted)
         tokens_on_host = host[:, 2 : 2 + count].astype(np.int64).reshape(known.tokens.shape)
         return Verdict(
-            known.tokens, accepted, known.p, known.draft, excess, tokens_on_host, known.coupled, known.coupled_p
+            known.tokens, counts, known.p, known.draft, excess, tokens_on_host, known.coupled, known.coupled_p
         )
 
 
@@ -92,5 +92,4 @@ def _kernel_form(rule: SupportsKernels, device: torch.device) -> KernelRule:
 
 def column_numbers(rng: WindowRNG, device: torch.device) -> columns_kernel.ColumnNumbers:
     """What a kernel computes the random numbers of a window from."""
-    there = (on_device(numbers, device) for numbers in (rng.positions, rng.iteration))
-    return columns_kernel.ColumnNumbers(rng.source.device_seeds(), *there)
+    return columns_kernel.ColumnNumbers(rng.source.device_seeds(), rng.positions.on(device), rng.iteration.on(device))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.constraints import ForcedCells
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.precision import widest
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict, ratio, sample, sample_many
@@ -54,7 +55,7 @@ def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, cells:
     if rule is not ratio:
         exact = acceptance_probs(ratio, p[:, :m], drafted, draft.tokens, free)
         excess = (accept.clamp(max=1.0) - exact.clamp(max=1.0)).float()
-    return Verdict(with_resampled(draft.tokens, first, resampled, forced), accepted, p, draft, excess)
+    return Verdict(with_resampled(draft.tokens, first, resampled, forced), Numbers(accepted), p, draft, excess)
 
 
 def with_resampled(tokens: Tensor, first: Tensor, resampled: Tensor, forced: Tensor | None) -> Tensor:

@@ -18,6 +18,7 @@ from mmspec.sampling import coupling, multi_codebook, rejection, tree_rejection
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import CounterRNG, WindowRNG
@@ -35,7 +36,7 @@ class MakesProbs(Protocol):
         """The probabilities as a tensor."""
         ...
 
-    def read_by_kernels(self, positions: NDArray[np.int64]) -> tuple[Any, ...] | None:
+    def read_by_kernels(self, positions: Numbers) -> tuple[Any, ...] | None:
         """What the kernels read besides logits; None if no kernel has what is needed."""
         ...
 
@@ -49,12 +50,12 @@ class TorchOps:
 
     by_kernels = False
 
-    def probs(self, sampler: MakesProbs, logits: Logits, positions: NDArray[np.int64]) -> Probs:
+    def probs(self, sampler: MakesProbs, logits: Logits, positions: Numbers) -> Probs:
         """The distributions of a window; see `mmspec.sampling.sampler.TokenSampler`."""
-        return sampler.probs(logits, positions)
+        return sampler.probs(logits, positions.host)
 
-    def force(self, p: Probs, cells: ForcedCells, positions: NDArray[np.int64]) -> Probs:
-        """Distributions of columns, [B, W, K, V], with point masses in forced cells; `positions` are host int64 [B, W].
+    def force(self, p: Probs, cells: ForcedCells, positions: Numbers) -> Probs:
+        """Distributions of columns, [B, W, K, V], with point masses in forced cells; `positions` are [B, W].
 
         They have not been sampled from.
         """
@@ -63,7 +64,7 @@ class TorchOps:
             return p
         return rejection.point_mass(p, multi_codebook.entries(forced, p.shape[-1]), 0, forced >= 0)
 
-    def put(self, p: Probs, tokens: Tensor, cells: ForcedCells | None, positions: NDArray[np.int64]) -> Tensor:
+    def put(self, p: Probs, tokens: Tensor, cells: ForcedCells | None, positions: Numbers) -> Tensor:
         """Columns [B, W, K], sampled from `p`, with the ids of forced cells, which may be outside the vocabulary."""
         return tokens if cells is None else cells.put(tokens, positions)
 
@@ -125,19 +126,17 @@ class TorchOps:
         """See `mmspec.sampling.coupling.couple_maximally`."""
         return coupling.couple_maximally(dense(p), verdict, accept_u, resample_u)
 
-    def couple_by_noise(self, p: Probs, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
+    def couple_by_noise(self, p: Probs, rng: CounterRNG, positions: Numbers) -> Tensor:
         """See `mmspec.sampling.coupling.couple_by_noise`."""
-        return coupling.couple_by_noise(dense(p), rng, positions)
+        return coupling.couple_by_noise(dense(p), rng, positions.host)
 
-    def couple_columns(
-        self, p: Probs, draft: Draft, rng: WindowRNG, accepted: NDArray[np.int64] | None = None
-    ) -> Tensor:
+    def couple_columns(self, p: Probs, draft: Draft, rng: WindowRNG, accepted: Numbers | None = None) -> Tensor:
         """See `mmspec.sampling.multi_codebook.couple_columns`."""
-        return multi_codebook.couple_columns(dense(p), draft, rng, accepted)
+        return multi_codebook.couple_columns(dense(p), draft, rng, None if accepted is None else accepted.host)
 
-    def couple_columns_by_noise(self, p: Probs, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
+    def couple_columns_by_noise(self, p: Probs, rng: CounterRNG, positions: Numbers) -> Tensor:
         """See `mmspec.sampling.coupling.couple_columns_by_noise`."""
-        return coupling.couple_columns_by_noise(dense(p), rng, positions)
+        return coupling.couple_columns_by_noise(dense(p), rng, positions.host)
 
     def check(self, p: Probs, tokens: Tensor) -> Tensor:
         """Tokens that were sampled from `p` before it was known whether its distributions are valid.

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from mmspec.errors import ModelError
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.mirrored import copied
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.precision import widest
 from mmspec.sampling.probs import Probs, dense
+from mmspec.sampling.transfers import copied
 
 INVALID = "the model gave logits that are not numbers (NaN), or forbade every token of a position"
 _GROUP, _SMALL = 128, 4096  # tokens
@@ -48,20 +49,19 @@ class Verdict:
 
     Attributes:
         tokens: int64 [B, m + 1]: accepted tokens, then the resampled or bonus token, then unverified tokens.
-        accepted: Host int64 [B], the number of accepted tokens; `tokens[b, accepted[b]]` is the resampled or bonus
-            token.
+        counts: [B], `accepted`, perhaps with its copy on a device.
         p: float32 [B, m + 1, V], the target distribution at each slot.
         draft: The draft that was tested.
         excess: float32 [B, m], the distance of each slot's acceptance probability from the exact one; None if the rule
             is exact. On the device of `tokens` or on the host.
-        on_host: Host int64 [B, m + 1], `tokens`, where they have come with `accepted`.
+        on_host: Host int64 [B, m + 1], `tokens`, where they have come with the counts.
         coupled: int64 [B, m + 1], the tokens of all slots after a coupling (`mmspec.sampling.coupling`), where the next
             window was drafted before the counts were known.
         coupled_p: float32 [B, m + 1, V], the distributions that these follow; None if they are `p`.
     """
 
     tokens: Tensor
-    accepted: NDArray[np.int64]
+    counts: Numbers
     p: Probs
     draft: Draft
     excess: Tensor | None = None
@@ -70,19 +70,24 @@ class Verdict:
     coupled_p: Probs | None = None
 
     @property
+    def accepted(self) -> NDArray[np.int64]:
+        """The number of accepted tokens, host int64 [B]; `tokens[b, accepted[b]]` is the resampled or bonus token."""
+        return self.counts.host
+
+    @property
     def tested(self) -> NDArray[np.int64]:
         """The number of tested drafts, host int64 [B]: all up to and including the first rejected one."""
         return np.minimum(self.accepted + 1, self.tokens.shape[1] - 1)
 
     @property
-    def last(self) -> NDArray[np.int64]:
-        """The last accepted entry, host int64 [B], as for a tree; 0 if that is the root."""
-        return self.accepted
+    def last(self) -> Numbers:
+        """The last accepted entry, [B], as for a tree; 0 if that is the root."""
+        return self.counts
 
     @property
-    def path(self) -> NDArray[np.int64]:
-        """The entries of the accepted path, host int64 [B, m], as for a tree: those of a window follow one another."""
-        return np.broadcast_to(np.arange(1, self.p.shape[1]), (len(self.p), self.p.shape[1] - 1))
+    def path(self) -> Numbers:
+        """The entries of the accepted path, [B, m], as for a tree: those of a window follow one another."""
+        return Numbers(np.broadcast_to(np.arange(1, self.p.shape[1]), (len(self.p), self.p.shape[1] - 1)))
 
 
 def log_probs(p: Tensor, more: int = 0) -> Tensor:
@@ -226,7 +231,7 @@ def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: 
     """
     batch, width, _ = p.shape
     if width == 1:
-        return Verdict(sample(p, resample_u), np.zeros(batch, dtype=np.int64), p, draft)
+        return Verdict(sample(p, resample_u), Numbers(np.zeros(batch, dtype=np.int64)), p, draft)
     rows = torch.arange(batch, device=p.device)
     m, drafted = width - 1, dense(draft.q)
     chance = rule(p[:, :m], drafted, draft.tokens)
@@ -241,4 +246,4 @@ def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: 
     excess = None
     if rule is not ratio:
         excess = (chance.clamp(max=1.0) - ratio(p[:, :m], drafted, draft.tokens).clamp(max=1.0)).abs()
-    return Verdict(tokens, first.cpu().numpy(), p, draft, excess)
+    return Verdict(tokens, Numbers(first.cpu().numpy()), p, draft, excess)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.kernels.backend import choose
-from mmspec.sampling.mirrored import copied, on_device, part
+from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.transfers import copied, on_device
 
 # Streams: the word of a block that a purpose uses. Two purposes never share a number.
 ACCEPT, RESAMPLE, DRAFT, INIT = range(4)
@@ -143,8 +144,8 @@ class CounterRNG:
 
     def by_kernel(
         self,
-        positions: NDArray[np.int64],
-        iteration: NDArray[np.int64],
+        positions: Numbers,
+        iteration: Numbers,
         first: int,
         count: int,
         indices: Tensor | None = None,
@@ -154,8 +155,8 @@ class CounterRNG:
         None where the kernels do not run, and on a CPU, where NumPy is faster.
 
         Args:
-            positions: Host int64 [B, W].
-            iteration: Host int64 [B, W].
+            positions: [B, W].
+            iteration: [B, W].
             first: The first number.
             count: Numbers per position.
             indices: int64 [B or 1, W] on the device, added to `first`; None for 0.
@@ -164,12 +165,12 @@ class CounterRNG:
             return None
         from mmspec.kernels.philox import uniforms  # Triton may be missing
 
-        there = on_device(positions, self._device), on_device(iteration, self._device)
+        there = positions.on(self._device), iteration.on(self._device)
         return uniforms(self.device_seeds(), *there, first, count, indices)
 
     def window(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> WindowRNG:
-        """The random numbers of a window at positions int64 [B, W]; see `uniforms`."""
-        return WindowRNG(self, positions, iteration)
+        """The random numbers of a window at positions host int64 [B, W]; see `uniforms`."""
+        return WindowRNG(self, Numbers(positions), Numbers(np.broadcast_to(iteration, positions.shape)))
 
     def _blocks(
         self,
@@ -192,17 +193,12 @@ class WindowRNG:
 
     Args:
         source: The random numbers of the rows.
-        positions: Host int64 [B, W].
-        iteration: Host int64 [B, W], or one for all positions.
+        positions: [B, W].
+        iteration: [B, W].
     """
 
-    def __init__(self, source: CounterRNG, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> None:
-        self.source = source
-        self.positions = positions
-        known = isinstance(iteration, np.ndarray) and iteration.shape == positions.shape
-        spread: NDArray[np.int64] = np.broadcast_to(iteration, positions.shape)
-        # An array of the right shape may be on the device already, which a view of it would not know.
-        self.iteration = iteration if known and isinstance(iteration, np.ndarray) else spread
+    def __init__(self, source: CounterRNG, positions: Numbers, iteration: Numbers) -> None:
+        self.source, self.positions, self.iteration = source, positions, iteration
         self._streams: list[Tensor] | None = None
 
     def __getitem__(self, stream: int) -> Tensor:
@@ -211,7 +207,9 @@ class WindowRNG:
     def _all(self) -> list[Tensor]:
         if self._streams is None:
             found = self.source.by_kernel(self.positions, self.iteration, 0, 1)
-            ours = self.source.uniforms(self.positions, self.iteration) if found is None else list(found[..., 0])
+            ours = (
+                self.source.uniforms(self.positions.host, self.iteration.host) if found is None else list(found[..., 0])
+            )
             self._streams = ours
         return self._streams
 
@@ -220,16 +218,17 @@ class WindowRNG:
         found = self.source.by_kernel(self.positions, self.iteration, first, count)
         if found is not None:
             return found[stream]
-        index = np.arange(first, first + count)
-        return self.source.uniforms(self.positions[..., None], self.iteration[..., None], index)[stream]
+        positions, iteration = self.positions.host[..., None], self.iteration.host[..., None]
+        return self.source.uniforms(positions, iteration, np.arange(first, first + count))[stream]
 
     def slot(self, n: int) -> WindowRNG:
         """The numbers of the n-th position alone."""
-        one = WindowRNG(self.source, *(part(array, np.s_[:, n : n + 1]) for array in (self.positions, self.iteration)))
+        here = np.s_[:, n : n + 1]
+        one = WindowRNG(self.source, self.positions.part(here), self.iteration.part(here))
         one._streams = [stream[:, n : n + 1] for stream in self._all()]
         return one
 
     def at(self, row_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> WindowRNG:
         """The numbers of one slot each of some rows (host int64 [R], may repeat), as R rows of one position."""
-        source = self.source.of_rows(row_ids)
-        return WindowRNG(source, self.positions[row_ids, slots][:, None], self.iteration[row_ids, slots][:, None])
+        positions, iteration = (each.host[row_ids, slots][:, None] for each in (self.positions, self.iteration))
+        return self.source.of_rows(row_ids).window(positions, iteration)

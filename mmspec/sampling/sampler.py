@@ -19,7 +19,7 @@ from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import mirrored, on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs
@@ -46,7 +46,7 @@ class Sampler(Protocol):
         """What is done with the distributions."""
         ...
 
-    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Probs:
+    def __call__(self, logits: Logits, positions: Numbers) -> Probs:
         """The target distribution at each slot of a window, [B, W, ...], from the target's output there."""
         ...
 
@@ -146,7 +146,7 @@ class TokenSampler:
         """As `verify`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
         return self.ops.verify_ahead(p, draft, rule, rng[ACCEPT], rng[RESAMPLE])
 
-    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Probs:
+    def __call__(self, logits: Logits, positions: Numbers) -> Probs:
         """As `probs`; with the Triton kernels they are not written out, see `mmspec.sampling.lazy_probs`."""
         return self.ops.probs(self, logits, positions)
 
@@ -155,7 +155,7 @@ class TokenSampler:
 
         Args:
             logits: The logits of the window.
-            positions: int64 [B, W], the position of each slot.
+            positions: Host int64 [B, W], the position of each slot.
         """
         z = logits.cond.float()
         if logits.uncond is not None:
@@ -188,13 +188,13 @@ class TokenSampler:
             p = keep_typical(p, self.typical_p)
         return p if greedy is None else torch.where(self.greedy, greedy, p)
 
-    def read_by_kernels(self, positions: NDArray[np.int64]) -> tuple[Any, ...] | None:
+    def read_by_kernels(self, positions: Numbers) -> tuple[Any, ...] | None:
         """The fields of `mmspec.kernels.fused_sampler.Settings`; None for min-p and typical-p, which no kernel has."""
         if self._any_min_p or self._any_typical_p:
             return None
-        scale, temperature, top_k, top_p = self._read_by_kernels(positions.shape[1])
+        scale, temperature, top_k, top_p = self._read_by_kernels(positions.host.shape[1])
         if self._guidance_ends:
-            scale = torch.where(on_device(positions, scale.device) < self.guidance_end[:, 0], scale, 1.0)
+            scale = torch.where(positions.on(scale.device) < self.guidance_end[:, 0], scale, 1.0)
         return (
             scale,
             temperature,
@@ -247,20 +247,19 @@ class ColumnSampler:
         self.ops = self._cells.ops
         self.forced = forced
 
-    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Probs:
+    def __call__(self, logits: Logits, positions: Numbers) -> Probs:
         """Probabilities float32 [B, W, K, V] from logits of this shape; a forced cell has all its mass on one entry."""
         width, codebooks = logits.cond.shape[1:3]
         flat = Logits(logits.cond.flatten(1, 2), None if logits.uncond is None else logits.uncond.flatten(1, 2))
         p = self._cells(flat, self._of_cells(positions, codebooks)).unflatten(1, (width, codebooks))
         return p if self.forced is None else self.ops.force(p, self.forced, positions)
 
-    def _of_cells(self, positions: NDArray[np.int64], codebooks: int) -> NDArray[np.int64]:
+    def _of_cells(self, positions: Numbers, codebooks: int) -> Numbers:
         """The position of each cell, with its copy on a device only where that is needed."""
-        of_cells = positions.repeat(codebooks, axis=1)
-        there = getattr(positions, "mirror", None)
+        host, there = positions.host.repeat(codebooks, axis=1), positions.there
         if there is None or not self._cells.reads_positions:
-            return of_cells
-        return mirrored(np.asarray(of_cells), there.repeat_interleave(codebooks, 1))
+            return Numbers(host)
+        return Numbers(host, there.repeat_interleave(codebooks, 1))
 
     def sample(self, p: Probs, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         """Samples columns int64 [B, W, K] from probabilities [B, W, K, V]."""
@@ -287,7 +286,7 @@ class ColumnSampler:
             rng: The random numbers of the window.
         """
         if p.shape[1] == 1:
-            return Verdict(self.sample(p, rng), np.zeros(len(p), dtype=np.int64), p, draft)
+            return Verdict(self.sample(p, rng), Numbers(np.zeros(len(p), dtype=np.int64)), p, draft)
         return self.ops.verify_columns(p, draft, rule, rng, self.forced)
 
 

@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling.mirrored import copied, mirrored, on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.transfers import copied, on_device
 
 
 class DeviceShape(Protocol):
@@ -143,8 +144,8 @@ class Tree:
         """`depth` on the device."""
         return on_device(self.depth, self.children.device)
 
-    def positions(self, root: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
-        """The positions of entries, host int64 [B, last - first], with a copy on the device where it was not known.
+    def positions(self, root: NDArray[np.int64], first: int, last: int) -> Numbers:
+        """The positions of entries, [B, last - first]; on the device where the host does not know them.
 
         Args:
             root: Host int64 [B], the position of the root in each row.
@@ -152,9 +153,9 @@ class Tree:
             last: The entry after the last one.
         """
         if self.has_known_depths:
-            return root[:, None] + self.depth[:, first:last]
+            return Numbers(root[:, None] + self.depth[:, first:last])
         there = on_device(root, self.children.device)[:, None] + self.device_depth[:, first:last]
-        return mirrored(root[:, None] + np.minimum(np.arange(first, last), self.height), there)
+        return Numbers(root[:, None] + np.minimum(np.arange(first, last), self.height), there)
 
     @property
     def has_known_depths(self) -> bool:
@@ -166,7 +167,7 @@ class Tree:
         """Whether the host knows `parents` without waiting for a device."""
         return "parents" in self.__dict__ or self.children.device.type == "cpu"
 
-    def positions_after(self, length: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
+    def positions_after(self, length: NDArray[np.int64], first: int, last: int) -> Numbers:
         """The positions after entries of a tree that was made by `on_device`, as in `positions`.
 
         Args:
@@ -175,7 +176,7 @@ class Tree:
             last: The entry after the last one.
         """
         most = length[:, None] + np.minimum(np.arange(first, last), self.height)
-        return mirrored(most, self.device_after[:, first:last])
+        return Numbers(most, self.device_after[:, first:last])
 
     @cached_property
     def device_order(self) -> Tensor:
@@ -200,24 +201,15 @@ class Tree:
 class TreeNumbers:
     """The positions and the random numbers of a tree in a batch.
 
-    Arrays that have a copy on the device, see `mmspec.sampling.mirrored`, are not copied again.
-
     Args:
         tree: The tree.
         draws: The random numbers of the depths, at the D + 1 positions from that of the nodes of depth 1 on.
-        after: Host int64 [B, 1 + m], the position after each entry.
-        at: Host int64 [B, m], the position of each node.
-        iteration: Host int64 [B, m], the iteration of its random numbers.
+        after: [B, 1 + m], the position after each entry.
+        at: [B, m], the position of each node.
+        iteration: [B, m], the iteration of its random numbers.
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        draws: WindowRNG,
-        after: NDArray[np.int64],
-        at: NDArray[np.int64],
-        iteration: NDArray[np.int64],
-    ) -> None:
+    def __init__(self, tree: Tree, draws: WindowRNG, after: Numbers, at: Numbers, iteration: Numbers) -> None:
         self.draws, self.after, self.at, self.iteration = draws, after, at, iteration
         self._tree = tree
         self._streams: list[Tensor] | None = None
@@ -231,7 +223,7 @@ class TreeNumbers:
             rng = self.draws.source
             found = rng.by_kernel(self.at, self.iteration, 0, 1, self._tree.device_order)
             if found is None:
-                self._streams = rng.uniforms(self.at, self.iteration, self._tree.order[:, 1:])
+                self._streams = rng.uniforms(self.at.host, self.iteration.host, self._tree.order[:, 1:])
             else:
                 self._streams = list(found[..., 0])
         return self._streams[stream]

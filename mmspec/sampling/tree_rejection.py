@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.sampling.acceptance import Accept, FeatureRule
-from mmspec.sampling.mirrored import mirrored, on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Verdict, ratio, residual, sample
 from mmspec.sampling.tree import TreeDraft
@@ -38,27 +38,27 @@ class TreeVerdict:
         tokens: int64 [B, D + 1]: the accepted path, then the resampled or bonus token, then unverified tokens.
         accepted: Host int64 [B], the length of the path; `tokens[b, accepted[b]]` is the resampled or bonus token.
         tested: Host int64 [B], the number of depths at which a sibling was tested.
-        path: Host int64 [B, D], the entries of the path; after its end i + 1 at i, which moves nothing.
+        path: [B, D], the entries of the path; after its end i + 1 at i, which moves nothing.
         p: float32 [B, D + 1, V], the target distribution at each entry of the path, the root's first.
         excess: float32 [B, D], the distances of the acceptance probabilities of the tested siblings from the exact
             ones, summed for each depth; None if the rule is exact. On the device of `tokens` or on the host.
         on_host: Host int64 [B, D + 1], `tokens`, where they have come with `accepted`.
-        last: Host int64 [B], the last entry of the path, 0 if that is the root.
+        last: [B], the last entry of the path, 0 if that is the root.
     """
 
     tokens: Tensor
     accepted: NDArray[np.int64]
     tested: NDArray[np.int64]
-    path: NDArray[np.int64]
+    path: Numbers
     p: Probs
     excess: Tensor | None = None
     on_host: NDArray[np.int64] | None = None
     last_on_device: Tensor | None = None
 
     @property
-    def last(self) -> NDArray[np.int64]:
-        last = np.pad(self.path, ((0, 0), (1, 0)))[np.arange(len(self.path)), self.accepted]
-        return last if self.last_on_device is None else mirrored(last, self.last_on_device)
+    def last(self) -> Numbers:
+        path = np.pad(self.path.host, ((0, 0), (1, 0)))
+        return Numbers(path[np.arange(len(path)), self.accepted], self.last_on_device)
 
 
 Outcome = Verdict | TreeVerdict
@@ -75,8 +75,8 @@ def along_path(features: Tensor, verdict: Outcome, guided: bool) -> Tensor:
         guided: Whether there are unconditional rows.
     """
     if not isinstance(verdict, TreeVerdict):
-        return features[:, : 1 + verdict.path.shape[1]]
-    path = on_device(verdict.path, features.device).repeat(1 + guided, 1)
+        return features[:, : verdict.p.shape[1]]
+    path = verdict.path.on(features.device).repeat(1 + guided, 1)
     rows = torch.arange(len(features), device=features.device)[:, None]
     return features[rows, F.pad(path, (1, 0))]
 
@@ -141,7 +141,7 @@ def verify_tree(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, res
         tokens,
         lengths,
         torch.stack(tested).sum(0).cpu().numpy(),
-        np.where(steps < lengths[:, None], entries[:, 1:].cpu().numpy(), steps + 1),
+        Numbers(np.where(steps < lengths[:, None], entries[:, 1:].cpu().numpy(), steps + 1)),
         p[row[:, None], entries],
         None if rule is ratio else excess,
     )

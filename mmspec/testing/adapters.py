@@ -22,6 +22,7 @@ from mmspec.decoding.to_end import Decoded, decode_to_end
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
@@ -174,7 +175,7 @@ def joint_probs(make: MakeTarget, layout: Layout, sampling: SamplingParams) -> T
         logits = target.prefill()
         for n in range(layout.length):
             token = sequences[:, n : n + 1]
-            p = dense(sampler(logits, np.full((count, 1), n)))[:, 0].gather(1, token)[:, 0].double().cpu()
+            p = dense(sampler(logits, Numbers(np.full((count, 1), n))))[:, 0].gather(1, token)[:, 0].double().cpu()
             joint *= torch.where(ended, (token[:, 0].cpu() == layout.pad).double(), p)
             ended |= torch.isin(token[:, 0], ends).cpu()
             if n + 1 < layout.length:

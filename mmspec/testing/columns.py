@@ -15,6 +15,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.to_end import Decoded, decode_to_end
 from mmspec.recipes import Recipe, parse
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.testing.exactness import ExactnessResult, compare_with_joint, score_of_drafts, score_of_repeats
@@ -29,7 +30,7 @@ def exact_column_joint(target: ColumnToy, sampling: SamplingParams, layout: Layo
     for length in range(target.length):
         number = torch.arange(len(columns) ** length)
         logits = target.logits(torch.full_like(number, length)[None], number[None])
-        p = dense(sampler(logits, np.full((1, len(number)), length)))[0].double()
+        p = dense(sampler(logits, Numbers(np.full((1, len(number)), length))))[0].double()
         p = p / p.sum(-1, keepdim=True)
         joint_p = torch.stack([p[:, k, columns[:, k]] for k in range(target.codebooks)]).prod(0)  # [prefixes, V**K]
         joint = (joint[:, None] * torch.where(alive[:, None], joint_p, padding)).flatten()

@@ -24,6 +24,7 @@ from mmspec.batching.request import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.to_end import Decoded, decode_to_end
 from mmspec.recipes import Recipe, parse
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
@@ -84,7 +85,7 @@ def exact_joint(target: ToyTarget, sampling: SamplingParams, layout: Layout) -> 
     for length in range(n):
         number = torch.arange(v**length)
         logits = target.logits(torch.full_like(number, length)[None], number[None])
-        p = dense(sampler(logits, np.full((1, len(number)), length)))[0].double()
+        p = dense(sampler(logits, Numbers(np.full((1, len(number)), length))))[0].double()
         p = p / p.sum(-1, keepdim=True)
         p = torch.where(alive[:, None], p, padding)
         joint = (joint[:, None] * p).flatten()

@@ -33,6 +33,7 @@ from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hub.files import needed_files
 from mmspec.loading import check_layout
 from mmspec.recipes import parse
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import noise_floor
 
@@ -81,7 +82,7 @@ def test_probabilities_are_its_own(adapter: Any, monkeypatch: pytest.MonkeyPatch
         made = FishFrames(adapter.model, [adapter.prompt(PARTS[1])], 11, FirstCodes(sampling, penalty), 10)
         start = made.start()
         hidden = made.hidden()[:, -1:]
-        firsts = torch.cat([start.cond, made.read(path, np.array([0])).cond], dim=1)
+        firsts = torch.cat([start.cond, made.read(path, Numbers(np.array([0]))).cond], dim=1)
         states = torch.cat([hidden, made.hidden()[:, :-1]], dim=1)
         rest = made.rest(states, path, np.array([0])).cond[0, :, :CODES]
         return firsts[0, :-1].exp(), rest.softmax(-1)

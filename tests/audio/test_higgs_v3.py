@@ -27,6 +27,7 @@ from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import ColumnSampler
@@ -88,7 +89,7 @@ def test_probabilities_are_its_own(pipe: Any) -> None:
 
     def probs(sampling: SamplingParams) -> Tensor:
         sampler = ColumnSampler([sampling], None, raw.device)
-        return dense(sampler(Logits(raw, None), np.arange(raw.shape[1])[None]))[0, ..., :-1]
+        return dense(sampler(Logits(raw, None), Numbers(np.arange(raw.shape[1])[None])))[0, ..., :-1]
 
     theirs = torch.tensor(GOLDEN["probs"])
     assert float((probs(SAMPLING) - theirs).abs().max()) < 1e-5

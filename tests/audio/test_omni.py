@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import published
 import pytest
 import tiny_omni as tiny
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerForConditionalGeneration
 from two_samples import chi_square
@@ -155,12 +153,12 @@ def test_qwen2_5_samples_follow_its_own(recipe: str, monkeypatch: pytest.MonkeyP
     one, two = samples(), samples(**OURS, talker_recipe=recipe)
     found, limit = chi_square(one, two)
     assert found < limit
-    own = CausalTarget._embed
+    own = CausalTarget._with_added
 
-    def broken(self: CausalTarget, tokens: Tensor, factor: int, at: NDArray[np.int64]) -> Tensor:
-        return own(self, tokens, factor, (at - 1).clip(0))
+    def broken(self: CausalTarget, embeds: Tensor, slots: Tensor) -> Tensor:
+        return own(self, embeds, slots - 1)
 
-    monkeypatch.setattr(CausalTarget, "_embed", broken)
+    monkeypatch.setattr(CausalTarget, "_with_added", broken)
     found, limit = chi_square(one, samples(**OURS, talker_recipe=recipe))
     assert found > 1.5 * limit
 

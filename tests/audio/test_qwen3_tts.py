@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import golden_qwen3_tts as golden
-import numpy as np
 import pytest
 import torch
 from frame_runs import decode_frame_windows
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
@@ -86,12 +84,12 @@ def test_a_penalty_that_counts_later_frames_is_detected(monkeypatch: pytest.Monk
 
 def test_text_of_another_frame_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken variant that adds the text of a window's first frame to all of its frames."""
-    own = CausalTarget._embed
+    own = CausalTarget._with_added
 
-    def broken(self: CausalTarget, tokens: Tensor, factor: int, at: NDArray[np.int64]) -> Tensor:
-        return own(self, tokens, factor, np.repeat(at[:, :1], at.shape[1], axis=1))
+    def broken(self: CausalTarget, embeds: Tensor, slots: Tensor) -> Tensor:
+        return own(self, embeds, slots[:, :1].expand_as(slots))
 
-    monkeypatch.setattr(CausalTarget, "_embed", broken)
+    monkeypatch.setattr(CausalTarget, "_with_added", broken)
     assert check_windows(frames_of, 20, 9) > 0.1
 
 

@@ -37,6 +37,7 @@ from mmspec.limits import VOICE_SECONDS
 from mmspec.media.audio import read_audio
 from mmspec.metrics.audio.word_error_rate import word_error_rate
 from mmspec.recipes import parse
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft
@@ -170,7 +171,7 @@ def test_a_table_stores_only_contexts_that_improve_on_less_specific_ones() -> No
 class UniformQ(TextNGramDrafter):
     """A broken drafter: its tokens are deterministic, but its q is uniform."""
 
-    def extend(self, state: BatchState, draft: Draft, reused: np.ndarray, draws: WindowRNG) -> Draft:
+    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         extended = super().extend(state, draft, reused, draws)
         return Draft(extended.tokens, torch.full_like(dense(extended.q), 1 / extended.q.shape[-1]))
 

@@ -32,6 +32,7 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.methods.cspd import CSpD
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import CounterRNG, WindowRNG
@@ -347,7 +348,7 @@ def test_rules_and_recipes_for_other_tokens_are_refused() -> None:
 def test_verification_does_not_modify_the_distributions() -> None:
     sampler = LatentSampler(ToyHead(2), CounterRNG([0, 1], torch.device("cpu")), Tolerance(0.0), 9)
     positions = np.tile(np.arange(3), (2, 1))
-    p = sampler(Logits(torch.zeros(2, 3, 2), None), positions)
+    p = sampler(Logits(torch.zeros(2, 3, 2), None), Numbers(positions))
     before = p.clone()
     draws = CounterRNG([0, 1], torch.device("cpu")).window(positions, 1)
     verdict = sampler.verify(p, Draft(torch.ones(2, 2, 2), p[:, :2]), sampler.rule, draws)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmspec.sampling import mirrored
+from mmspec.sampling import transfers
+from mmspec.sampling.numbers import upload
 from mmspec.sampling.precision import widest
 from mmspec.sampling.rng import CounterRNG
 
@@ -45,15 +46,15 @@ def test_copies_are_asynchronous_from_page_locked_memory_only(monkeypatch: pytes
     def every_copy() -> list[bool]:
         found.clear()
         array = np.arange(3)
-        mirrored.upload([array], device)
-        mirrored.on_device(array, device)
-        mirrored.copied(torch.zeros(3), device)
+        upload([array], device)
+        transfers.on_device(array, device)
+        transfers.copied(torch.zeros(3), device)
         CounterRNG([0], device).uniforms(array[None], 0)
         return found
 
     monkeypatch.setattr(torch.Tensor, "to", copying)
     assert every_copy() == [False] * 4
-    monkeypatch.setattr(mirrored, "page_locked", lambda host, device: host.clone())
+    monkeypatch.setattr(transfers, "page_locked", lambda host, device: host.clone())
     assert every_copy() == [True] * 4
 
 
@@ -61,4 +62,4 @@ def test_numbers_of_the_host_are_not_captured(monkeypatch: pytest.MonkeyPatch) -
     """A graph would copy the numbers of the time of its capture again and again."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        mirrored.page_locked(torch.zeros(3), torch.device("cuda"))
+        transfers.page_locked(torch.zeros(3), torch.device("cuda"))

@@ -11,6 +11,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.knobs import nodes
 from mmspec.recipes import parse
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import TreeVerdict
@@ -57,7 +58,7 @@ class Simulation:
         self.now += (fixed + by_depth * len(shape) + by_node * nodes(shape)) * self._rng.uniform(0.95, 1.05)
         accepted = np.array([len(path)])
         whole = np.array([path + [len(shape)] * (len(shape) - len(path))], dtype=np.int64)
-        return TreeVerdict(torch.empty(0), accepted, accepted, whole, torch.empty(0))
+        return TreeVerdict(torch.empty(0), accepted, accepted, Numbers(whole), torch.empty(0))
 
     def rate(self, shape: Branches) -> float:
         """The expected tokens per second of a fixed shape."""

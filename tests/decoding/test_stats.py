@@ -13,6 +13,7 @@ from mmspec.decoding.stats import Meter
 from mmspec.decoding.to_end import Decoded
 from mmspec.drafters.ngram import NGramTable
 from mmspec.recipes import parse
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.testing.exactness import exact_joint
@@ -69,7 +70,7 @@ def test_the_bound_sums_the_tested_drafts_of_each_row() -> None:
     draft = Draft(torch.zeros(3, 3, dtype=torch.int64), p[:, :3])
     tokens = torch.zeros(3, 4, dtype=torch.int64)
     accepted, gained = np.array([1, 3, 0]), np.array([2, 1, 1])
-    meter.count(Verdict(tokens, accepted, p, draft, excess), gained, np.arange(3))
+    meter.count(Verdict(tokens, Numbers(accepted), p, draft, excess), gained, np.arange(3))
     stats = meter.stats(0)
     assert [row.tv_bound for row in stats.rows] == pytest.approx([0.3 / 2, 0.01, 1.0])
     assert stats.tv_bound == pytest.approx((0.3 + 0.01 + 1.0) / 4)

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.drafters.init_drafter import InitDrafter
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft
@@ -48,16 +49,14 @@ def test_initial_drafts_have_what_is_forced(monkeypatch: pytest.MonkeyPatch) -> 
     """Frames have two tokens: at even positions, where a slot is new, the token after the latest first one."""
     found, real = [0, 0], InitDrafter.extend
 
-    def extend(
-        self: InitDrafter, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG
-    ) -> Draft:
+    def extend(self: InitDrafter, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         made = real(self, state, draft, reused, draws)
         at = state.length - 1
         for row, tokens in enumerate(made.tokens.tolist()):
             latest = int(state.at((at // 2 * 2)[:, None])[row, 0])
             for slot, token in enumerate(tokens):
                 if (at[row] + 1 + slot) % 2 == 0:
-                    if slot >= reused[row] and latest > 0:
+                    if slot >= reused.host[row] and latest > 0:
                         found[token == (latest + 1) % 3] += 1
                     latest = token
         return made

@@ -20,6 +20,7 @@ from mmspec.methods.kangaroo.drafter import KangarooRunner
 from mmspec.methods.kangaroo.head import ExitAdapter
 from mmspec.recipes import parse
 from mmspec.sampling.logits import split_cfg
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
@@ -65,5 +66,5 @@ def test_an_adapter_reads_the_same_in_decoding_as_in_training(
             logits = target.forward(tokens[None].repeat(2, 1), at, EarlyExit(1, guided=True))
             torch.testing.assert_close(split_cfg(target.head(target.exit_features()), True).cond, logits.cond)
             predicted = split_cfg(target.head(adapter(target.exit_features())[:, -1:]), True)
-            expected = sampler(predicted, np.full((2, 1), len(tokens)))
+            expected = sampler(predicted, Numbers(np.full((2, 1), len(tokens))))
             torch.testing.assert_close(expected[row], q[row], atol=1e-4, rtol=1e-3)

@@ -15,6 +15,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.neighbors import NeighborDrafter
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft
@@ -32,7 +33,7 @@ def drafts(given: list[int], so_far: list[int], count: int, frame: int | None = 
     state._lengths[:] = len(so_far)
     drafter = NeighborDrafter(torch.tensor([given], dtype=torch.int64), WIDTH, frame)
     draft = Draft(torch.full((1, count), 9), torch.zeros(1, count, 10))
-    found = drafter.extend(state, draft, np.array([kept]), None)  # type: ignore[arg-type]
+    found = drafter.extend(state, draft, Numbers(np.array([kept])), None)  # type: ignore[arg-type]
     assert dense(found.q)[0, kept:].argmax(-1).tolist() == found.tokens[0, kept:].tolist()
     return list(found.tokens[0].tolist())
 

@@ -26,6 +26,7 @@ from mmspec.methods.prompt.drafter import PromptRunner, with_prompts
 from mmspec.methods.prompt.head import PromptTokens
 from mmspec.methods.prompt.training import PLACES, prompt_loss
 from mmspec.recipes import parse
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
@@ -92,7 +93,7 @@ def test_prompts_read_the_same_in_decoding_as_after_the_accepted_tokens_alone(
             target.forward(known[None, :read].repeat(2, 1), first)
             tree = with_prompts(np.arange(read - 1)[None], np.array([read - 1]), 2, known.device)
             logits = target.forward_tree(target.vocab_size + torch.arange(2).repeat(2, 1), first, tree, read)
-            expected = sampler(logits, np.broadcast_to(len(known) + np.arange(2), (2, 2)))
+            expected = sampler(logits, Numbers(np.broadcast_to(len(known) + np.arange(2), (2, 2))))
             torch.testing.assert_close(expected[row], q[row], atol=1e-4, rtol=1e-3)
 
 

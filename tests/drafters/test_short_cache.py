@@ -22,6 +22,7 @@ from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.shared_cache import SharedCacheRunner
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.testing.toys import ToyTarget
@@ -106,7 +107,7 @@ def test_reading_a_verified_token_again_is_found(monkeypatch: pytest.MonkeyPatch
     def root(self: SharedCacheRunner, state: BatchState) -> Tensor:
         count = min(4, int(state.length.min()))
         logits = self._model.forward(state.last(count), state.length - count)
-        return dense(self._sampler(logits, state.positions(1) - np.arange(count)[::-1]))[:, -1:]
+        return dense(self._sampler(logits, Numbers(state.positions(1) - np.arange(count)[::-1])))[:, -1:]
 
     monkeypatch.setattr(SharedCacheRunner, "root", root)
     assert not torch.equal(greedy(llamagen, "short-cache:window=4,recent=2"), greedy(llamagen, "plain"))

@@ -14,9 +14,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from mmspec.sampling.numbers import Numbers
+
 os.environ["TRITON_INTERPRET"] = "1"
 
-import numpy as np
 import pytest
 import torch
 from batch_runs import run
@@ -179,7 +180,7 @@ def windows(name: str, recipe: str, rows: int, how: str = "") -> dict[str, Any]:
             elif how == "failing":
                 patch.setattr(CUDAGraphTarget, "forward_ahead", refusing)
             elif how == "misread":
-                patch.setattr(HistoryTarget, "_after", lambda own, x, at, n: after(own, x, np.array(at), n))
+                patch.setattr(HistoryTarget, "_after", lambda own, x, at, n: after(own, x, Numbers(at.host), n))
             patch.setattr(HistoryTarget, "forward_ahead", processing)
             patch.setattr(RunningBatch, "step", stepping)
             patch.setattr(Meter, "count", counting)

@@ -36,7 +36,7 @@ from mmspec.methods.grid.head import GridHead
 from mmspec.methods.hydra.head import HydraHeads
 from mmspec.methods.kangaroo.head import ExitAdapter
 from mmspec.methods.medusa.head import MedusaHeads
-from mmspec.sampling import mirrored
+from mmspec.sampling import transfers
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.tree import Tree
 
@@ -316,7 +316,7 @@ def counted_device() -> Iterator[CountedDevice]:
         patch.setattr(torch, "inference_mode", lambda mode=True: torch.set_grad_enabled(mode is False))
         patch.setattr(Tensor, "pin_memory", lambda tensor, *_: counted.page_locked(tensor))
         patch.setenv(backend.VARIABLE, "triton")
-        patch.setattr(mirrored, "page_locked", lambda host, device: counted.page_locked(host))
+        patch.setattr(transfers, "page_locked", lambda host, device: counted.page_locked(host))
         with counted:
             yield counted
 
@@ -399,10 +399,9 @@ class CountedTarget:
     ) -> Any:
         assert isinstance(tokens, DeviceTensor)
         last = first + tokens.shape[1]
-        slots = tree.positions(at, first, last)
-        there = getattr(slots, "mirror", None)  # numbers that the host does not know
-        known = torch.from_numpy(np.broadcast_to(slots, (len(at), last - first)).copy())
-        places = there.host if isinstance(there, DeviceTensor) else known
+        there = None if tree.has_known_depths else tree.device_depth  # what the host does not know
+        depth = there.host if isinstance(there, DeviceTensor) else torch.from_numpy(tree.depth)
+        places = torch.from_numpy(at)[:, None] + depth[:, first:last]
         factor = self.cfg_factor if early_exit is None or early_exit.guided else 1
         both, slots_of_both = (DeviceTensor(one.repeat(factor, 1)) for one in (tokens.host, places))
         logits, features = self.read(both, slots_of_both, 0, early_exit)

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
@@ -50,7 +51,7 @@ class FixedRunner:
         return self._probs(path, np.broadcast_to(positions, path.shape))
 
     def _probs(self, paths: Tensor, positions: np.ndarray) -> Probs:
-        return self._sampler(Logits(self._logits[paths % len(self._logits)], None), positions)
+        return self._sampler(Logits(self._logits[paths % len(self._logits)], None), Numbers(positions))
 
     def observe(self, verdict: Outcome, state: BatchState) -> None: ...
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmspec.decoding.to_end import decode_to_end
 from mmspec.recipes import Recipe, parse
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 
@@ -50,9 +51,9 @@ def distance_of_probs(
     """
     job, count = adapter.prepare_rows([part], parse("plain"), [sampling]), len(recorded)
     sampler = job.layout.sampler(job.samplings if last is None else [last], job.target.device)
-    p = dense(sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64)))
+    p = dense(sampler(job.target.prefill(), Numbers(np.zeros((1, 1), dtype=np.int64))))
     window = job.target.forward(torch.tensor([tokens[: count - 1]]), np.zeros(1, dtype=np.int64))
-    p = torch.cat([p, dense(sampler(window, np.arange(1, count)[None]))], dim=1)[0]
+    p = torch.cat([p, dense(sampler(window, Numbers(np.arange(1, count)[None])))], dim=1)[0]
     q = torch.zeros_like(p)
     for row, probs in zip(q, recorded, strict=True):
         for name, value in probs.items():

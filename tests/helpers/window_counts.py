@@ -13,6 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from mmspec.sampling.numbers import Numbers
+
 os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
@@ -200,7 +202,9 @@ def windows(
             if misread:
                 newest = draft_model_module._slot_ahead
                 patch.setattr(
-                    draft_model_module, "_slot_ahead", lambda model, x, at, slot: newest(model, x, at, slot * 0)
+                    draft_model_module,
+                    "_slot_ahead",
+                    lambda model, x, at, slot: newest(model, x, at, Numbers(slot.host * 0)),
                 )
             params = [SamplingParams(0.9, top_k=5, top_p=0.95, guidance_scale=2.0)] * rows
             out = run(target, parse(recipe), layout, params, range(rows), resources)

@@ -16,6 +16,7 @@ from mmspec.methods.recycle.columns import ColumnRecycle
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.coupling import couple_columns_by_noise
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, couple_columns, entries, sample_columns, verify_columns
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, sample
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 
@@ -89,7 +90,9 @@ def test_drafts_are_those_of_the_drafter(
     recycle = ColumnRecycle(3, cells, vocab, torch.device("cpu"))
     recycle.table.random_(vocab)
     init: Any = {"left": repeat_left, "random": RandomColumn(vocab), "recycle": recycle}[kind]
-    wanted = ColumnInitDrafter(init).extend(state, Draft(held, torch.zeros(3, m, cells, vocab)), reused, rng).tokens
+    wanted = (
+        ColumnInitDrafter(init).extend(state, Draft(held, torch.zeros(3, m, cells, vocab)), Numbers(reused), rng).tokens
+    )
     rows, code = torch.tensor([2, 0, 1]), ("left", "random", "recycle").index(kind)
     known = None if table is None else table.table(torch.device("cpu"))
     stored = recycle.table if kind == "recycle" else None
@@ -105,7 +108,7 @@ def test_drafts_are_those_of_the_drafter(
         assert torch.equal(point, entries(wanted[row, n:], vocab)) and bool((found.floats[row, n:] == 1).all())
     alone = both(column_drafts.draft_columns, device, monkeypatch, *given)
     new = ColumnInitDrafter(init).extend(
-        state, Draft(0 * held, torch.zeros(3, m, cells, vocab)), np.zeros(3, dtype=np.int64), rng
+        state, Draft(0 * held, torch.zeros(3, m, cells, vocab)), Numbers(np.zeros(3, dtype=np.int64)), rng
     )
     assert torch.equal(alone.window[:, 1:].cpu(), new.tokens)
 
@@ -169,7 +172,7 @@ def test_verified_and_coupled_columns_are_the_core_s(
     fresh = fresh if table is None else table.put(fresh, rng.positions)
     nothing = None, None, known, numbers, MAX_SAMPLES
     assert torch.equal(both(columns.couple_columns, device, monkeypatch, p_stats, *nothing).cpu(), fresh)
-    noisy = couple_columns_by_noise(p, rng.source, rng.positions)
+    noisy = couple_columns_by_noise(p, rng.source, rng.positions.host)
     noisy = noisy if table is None else table.put(noisy, rng.positions)
     given = p_stats, numbers.seeds, numbers.positions, cells, known
     assert torch.equal(both(coupling.couple_by_noise, device, monkeypatch, *given).cpu(), noisy.flatten(1))
@@ -233,12 +236,12 @@ def test_recycled_codes_are_those_of_the_drafter(device: torch.device, monkeypat
     state = BatchState([1, 2, 3], Layout(LENGTH, cell=(cells,)), 8, torch.device("cpu"))
     state._tokens[:, 0] = torch.randint(vocab + 2, (3, cells))
     state._lengths[:], state._limits[:] = 1, [LENGTH, 3, 1]
-    draws = WindowRNG(state.rng, state.positions(6), 0)
-    positions, limits = (torch.from_numpy(each).to(device) for each in (draws.positions, state.limits()))
+    draws = state.rng.window(state.positions(6), 0)
+    positions, limits = (each.on(device) for each in (draws.positions, state.limits()))
     drafts, p = torch.randint(vocab + 2, (3, 5, cells)), torch.rand(3, 6, cells, vocab)
     recycle = ColumnRecycle(3, cells, vocab, torch.device("cpu"))
     before = recycle.table.clone()
-    recycle.update(Verdict(drafts, np.zeros(3, dtype=np.int64), p, Draft(drafts, p[:, :5])), state, draws)
+    recycle.update(Verdict(drafts, Numbers(np.zeros(3, dtype=np.int64)), p, Draft(drafts, p[:, :5])), state, draws)
     ints = torch.randint(50, (3, 6, cells, 5), dtype=torch.int32)
     ints[..., softmax_stats.BEST] = p.argmax(-1)
     for kernels in ("triton", "torch"):

@@ -14,6 +14,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.drafters import head_attention
 from mmspec.recipes import parse
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.tree import Tree
 from mmspec.testing.toys import ToyTarget, toy_eagle3, toy_heads
@@ -58,7 +59,7 @@ def test_tokens_attend_up_to_themselves(
 ) -> None:
     dtype = torch.bfloat16 if width == 1 else torch.float32
     ours, reference, theirs = both_ways(
-        monkeypatch, lambda: head_attention.bias_of_window(starts, 2, 3 * factor, width, dtype, device, recent)
+        monkeypatch, lambda: head_attention.bias_of_window(Numbers(starts), 2, 3 * factor, width, dtype, device, recent)
     )
     if ours is None:
         assert width == 1 and reference is None and theirs is None and (starts == 5).all()
@@ -80,7 +81,8 @@ def test_nodes_attend_to_their_ancestors(
     parents = np.array([[0, 0, 1, 1, 2], [0, 0, 2, 1, 2], [0, 0, 2, 2, 2]])[:rows_of_tree]
     sees, end = Tree(parents, device).sees[:, 3:6, 1:6], int(STARTS.max()) + 1 + 6
     ours, reference, theirs = both_ways(
-        monkeypatch, lambda: head_attention.bias_of_nodes(STARTS, 1, sees, 6, end, torch.float32, device, recent)
+        monkeypatch,
+        lambda: head_attention.bias_of_nodes(Numbers(STARTS), 1, sees, 6, end, torch.float32, device, recent),
     )
     assert torch.equal(ours, reference) and torch.equal(ours, theirs) and ours.shape == (6, 1, 3, end)
     assert (ours == 0).sum() < ours.numel() and not torch.equal(ours[0], ours[1])
@@ -101,7 +103,7 @@ def test_keys_and_values_are_written_to_their_slots(
 
     def write() -> list[Any]:
         cache = KVCache(2, rows, heads, 20, size, torch.float32, device)
-        return [*head_attention.written(cache, 1, k, v, starts, 2), cache.keys, cache.values]
+        return [*head_attention.written(cache, 1, k, v, Numbers(starts), 2), cache.keys, cache.values]
 
     for one, other, third in zip(*both_ways(monkeypatch, write), strict=True):
         assert torch.equal(one, other) and torch.equal(one, third) and int((one != 0).sum()) == k.numel()

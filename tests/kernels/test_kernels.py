@@ -27,6 +27,7 @@ from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.k_seq import verify_drafts
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import MAX_SAMPLES
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, ratio, residual, sample, verify
 from mmspec.sampling.rng import CounterRNG
@@ -550,9 +551,9 @@ def same_walk(got: tree.Walked, wanted: TreeVerdict) -> None:
         assert got.tokens[row, : count + 1].tolist() == wanted.tokens[row, : count + 1].tolist()
         assert not got.tokens[row, count + 1 :].any()
         entries = got.entries[row, 1:].tolist()
-        assert entries[:count] == wanted.path[row, :count].tolist()
+        assert entries[:count] == wanted.path.host[row, :count].tolist()
         assert set(entries[count:]) <= {entries[count - 1] if count else 0}
-    assert got.path.tolist() == wanted.path.tolist()
+    assert got.path.tolist() == wanted.path.host.tolist()
     assert torch.equal(host[:, 3 + 2 * height :], got.tokens.cpu().int())
     excess = torch.zeros(len(host), height) if wanted.excess is None else wanted.excess.cpu()
     assert torch.allclose(got.excess().cpu(), excess, atol=1e-5)
@@ -645,7 +646,7 @@ def test_columns_are_the_core_s(
         known = forced.table(device)
         free = torch.from_numpy(table[positions] < 0).to(device)
     sampler = ColumnSampler([SamplingParams(0.8, max(vocab // 2, 1), guidance_scale=1.5)] * batch, forced, device)
-    p = sampler(Logits(cond, uncond), positions)
+    p = sampler(Logits(cond, uncond), Numbers(positions))
     drafted = (cond[:, :m] + 0.3 * torch.randn_like(cond[:, :m])).flatten(1, 2)
     found = run_sampler(drafted, u=torch.rand(batch, m * cells, device=device))
     x = found.tokens.unflatten(1, (m, cells))

@@ -18,6 +18,7 @@ from torch import Tensor
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.likeliest import likeliest
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.ops import TORCH, TorchOps
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict, ratio, sample
@@ -100,7 +101,7 @@ def coupled(ops: TorchOps, p: Probs, verdict: Verdict) -> list[Tensor]:
 def couple(ops: TorchOps, p: Probs, q: Probs, x: Tensor) -> list[Tensor]:
     """With the draft as it is given, and as a verdict has it."""
     verdict = window(ops, p, q, x)
-    given = Verdict(torch.cat([x, x[:, :1]], dim=1), np.array([1, 3, 0, 2]), p, Draft(x, q))
+    given = Verdict(torch.cat([x, x[:, :1]], dim=1), Numbers(np.array([1, 3, 0, 2])), p, Draft(x, q))
     return coupled(ops, p, given) + coupled(ops, verdict.p, verdict)
 
 

@@ -16,6 +16,7 @@ from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.token_init import repeat_left, repeat_up
 from mmspec.methods.stand.drafter import StandDrafter
 from mmspec.sampling.constraints import Constraint
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
@@ -77,14 +78,14 @@ def test_drafts_and_tables_are_those_of_the_drafter(
     order = torch.tensor([2, 0, 1], device=device)
     storage = state._tokens[[1, 2, 0]].to(device)
     for _ in range(2):
-        draws = WindowRNG(state.rng, state.positions(width), 0)
+        draws = state.rng.window(state.positions(width), 0)
         p = (2 * torch.randn(3, width, vocab)).softmax(-1)
         p = torch.where(p < p.topk(min(vocab, 20), dim=-1).values[..., -1:], 0.0, p)
         p[0] = torch.rand(width, vocab) * (torch.arange(vocab) >= vocab - 3)
         p /= p.sum(-1, keepdim=True)
         drafts = torch.randint(3, (3, width - 1))
-        drafter.observe(Verdict(drafts, np.zeros(3, dtype=np.int64), p, Draft(drafts, p)), state, draws)
-        positions, limits = (torch.from_numpy(each).to(device) for each in (draws.positions, state.limits()))
+        drafter.observe(Verdict(drafts, Numbers(np.zeros(3, dtype=np.int64)), p, Draft(drafts, p)), state, draws)
+        positions, limits = (each.on(device) for each in (draws.positions, state.limits()))
         wide = torch.cat([drafts, drafts], dim=1).to(device)[:, : width - 1]  # not contiguous
         again = stand.Stored(*(one.clone() for one in ours))
         stats = softmax_stats.stats_of_probs(p.to(device))
@@ -95,12 +96,12 @@ def test_drafts_and_tables_are_those_of_the_drafter(
         close(ours, again)
         close(ours, stored_of(drafter, CPU))
     assert (ours.probs > 0).any()
-    draws = WindowRNG(state.rng, state.positions(9), 3)
+    draws = state.rng.window(state.positions(9), 3)
     wanted, sampled = drafted_by(drafter, state, draws, vocab)
     constraint = state.layout.constraint
     must = None if constraint is None else torch.from_numpy(constraint.forced.tokens).to(device)
     given: tuple[Any, ...] = (
-        storage, order, torch.from_numpy(draws.positions).to(device), draws[INIT].to(device), ours, line, vocab, must,
+        storage, order, draws.positions.on(device), draws[INIT].to(device), ours, line, vocab, must,
     )  # fmt: skip
     found = stand.draft_stored(*given)
     assert torch.equal(found.window[:, 1:].cpu(), wanted.tokens) and 0 < sampled < wanted.tokens.numel()
@@ -115,7 +116,7 @@ def test_drafts_and_tables_are_those_of_the_drafter(
 def drafted_by(drafter: StandDrafter, state: BatchState, draws: WindowRNG, vocab: int) -> tuple[Draft, int]:
     """The drafts of the torch code, and how many of them were sampled."""
     none = Draft(torch.zeros(3, 8, dtype=torch.int64), torch.zeros(3, 8, vocab))
-    draft = drafter.extend(state, none, np.zeros(3, dtype=np.int64), draws)
+    draft = drafter.extend(state, none, Numbers(np.zeros(3, dtype=np.int64)), draws)
     chance = dense(draft.q).gather(-1, draft.tokens[..., None])
     return draft, int((chance < 1).sum())
 

@@ -11,6 +11,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.methods.draft_stop.drafter import StoppingDrafter
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.sampler import TokenSampler
@@ -76,7 +77,7 @@ class Fixed:
 
     def _probs(self, tokens: Tensor, positions: np.ndarray) -> Probs:
         self.calls += 1
-        return self._sampler(Logits(self._logits[tokens], None), positions)
+        return self._sampler(Logits(self._logits[tokens], None), Numbers(positions))
 
     def observe(self, verdict: Outcome, state: BatchState) -> None: ...
 

@@ -19,8 +19,8 @@ from mmspec.drafters.tree import specinfer
 from mmspec.drafters.tree.ngram_tree import NGramTreeDrafter, tree_plan
 from mmspec.methods.recycle.token_init import Recycle
 from mmspec.sampling.constraints import Constraint
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Draft, Verdict
-from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree import Tree
 
 pytest.importorskip("triton")
@@ -139,15 +139,15 @@ def test_recycled_tokens_are_the_core_s(
     table = torch.full(kept.table.shape, -1, dtype=torch.int32, device=device)
     order = torch.tensor([2, 0, 1], device=device)
     for _ in range(2):
-        draws = WindowRNG(state.rng, state.positions(width), 0)
+        draws = state.rng.window(state.positions(width), 0)
         p = torch.randn(3, width, VOCAB).softmax(-1)
         drafts = torch.randint(3, (3, width - 1))  # repeated neighbors: the last of them is stored
-        kept.update(Verdict(drafts, np.zeros(3, dtype=np.int64), p, Draft(drafts, p)), state, draws)
+        kept.update(Verdict(drafts, Numbers(np.zeros(3, dtype=np.int64)), p, Draft(drafts, p)), state, draws)
         ints = torch.zeros(3, width, 5, dtype=torch.int32)
         ints[..., softmax_stats.BEST] = p.argmax(-1)
-        storage, positions = state._tokens[[1, 2, 0]].to(device), torch.from_numpy(draws.positions).to(device)
+        storage, positions = state._tokens[[1, 2, 0]].to(device), torch.from_numpy(draws.positions.host).to(device)
         wide = torch.cat([drafts, drafts], dim=1).to(device)[:, : width - 1]  # not contiguous
-        given = storage, order, positions, torch.from_numpy(state.limits()).to(device), wide, ints.to(device)
+        given = storage, order, positions, torch.from_numpy(state.limits().host).to(device), wide, ints.to(device)
         again = table.clone()
         recycle.recycle(*given, table, line, VOCAB)
         with monkeypatch.context() as patch:
@@ -169,5 +169,5 @@ def drafted_by(kept: Recycle, state: BatchState, line: int) -> Tensor:
     from mmspec.drafters.init_drafter import InitDrafter
 
     none = Draft(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, VOCAB))
-    draws = WindowRNG(state.rng, state.positions(6), 0)
-    return InitDrafter(kept).extend(state, none, np.zeros(3, dtype=np.int64), draws).tokens
+    draws = state.rng.window(state.positions(6), 0)
+    return InitDrafter(kept).extend(state, none, Numbers(np.zeros(3, dtype=np.int64)), draws).tokens

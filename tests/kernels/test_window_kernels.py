@@ -17,9 +17,9 @@ from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.token_init import RandomToken, TokenInit, repeat_left, repeat_up
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.coupling import couple_by_noise, couple_maximally
-from mmspec.sampling.mirrored import on_device, upload
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.rejection import Draft, Verdict
-from mmspec.sampling.rng import INIT, CounterRNG, WindowRNG
+from mmspec.sampling.rng import INIT, CounterRNG
 
 pytest.importorskip("triton")
 
@@ -41,7 +41,7 @@ def test_coupled_tokens_are_the_core_s(device: torch.device, vocab: int, monkeyp
     with monkeypatch.context() as patch:
         patch.setenv("MMSPEC_KERNELS", "torch")
         assert torch.equal(found, coupling.couple_maximally(*given, accept_u, resample_u))
-    wanted = couple_maximally(p, Verdict(tokens, accepted.cpu().numpy(), p, Draft(x, q)), accept_u, resample_u)
+    wanted = couple_maximally(p, Verdict(tokens, Numbers(accepted.cpu().numpy()), p, Draft(x, q)), accept_u, resample_u)
     for row, n in enumerate(accepted.tolist()):
         assert torch.equal(found[row, : n + 1], tokens[row, : n + 1])
         assert torch.equal(found[row, n + 1 : m], wanted[row, n + 1 : m])
@@ -109,7 +109,7 @@ def test_drafts_are_those_of_the_drafter(
     code, init = CASES[name]
     m, before = 5, 7
     state, tokens = state_of(line, forced)
-    draws = WindowRNG(state.rng, state.positions(m + 1), 4)
+    draws = state.rng.window(state.positions(m + 1), 4)
     accepted = np.array([3, 6, 0])  # of 7 slots: 3, 0 and 6 of them are left
     previous = torch.randint(VOCAB, (3, before))
     floats, ints = torch.rand(3, before, 5), torch.randint(50, (3, before, 5), dtype=torch.int32)
@@ -118,13 +118,13 @@ def test_drafts_are_those_of_the_drafter(
     for row, n in enumerate(reused):
         held[row, :n] = previous[row, accepted[row] + 1 :][:n]
     q = torch.zeros(3, m, VOCAB)
-    wanted = InitDrafter(init).extend(state, Draft(held, q), reused, draws).tokens
+    wanted = InitDrafter(init).extend(state, Draft(held, q), Numbers(reused), draws).tokens
     constraint = state.layout.constraint
     must = None if constraint is None else torch.from_numpy(constraint.forced.tokens).to(device)
     table = init.best.to(device) if isinstance(init, NGramTable) else None
     rows = torch.tensor([2, 0, 1])
     given: tuple[Any, ...] = (
-        *(t.to(device) for t in (tokens[[1, 2, 0]], rows, torch.from_numpy(draws.positions), draws[INIT])),
+        *(t.to(device) for t in (tokens[[1, 2, 0]], rows, torch.from_numpy(draws.positions.host), draws[INIT])),
         code, line, VOCAB, table, must,
         token_init.Previous(*(t.to(device) for t in (previous, floats, ints, torch.from_numpy(accepted)))),
     )  # fmt: skip
@@ -188,7 +188,7 @@ def test_the_next_window_begins_where_the_host_would_begin_it(
         assert torch.equal(found, again)
     state.commit(window, accepted)
     assert torch.equal(storage[rows.to(device)].cpu(), state._tokens) and torch.equal(storage, wanted)
-    host = [state.length - 1, state.recent(commit.RECENT), state.positions(following)]
+    host = [state.length - 1, state.recent(commit.RECENT).host, state.positions(following)]
     parts = found.cpu().split([3, 3 * commit.RECENT, 3 * following, 3 * following])
     for part, known in zip(parts, [*host, np.array([[5], [8], [10]]).repeat(following, 1)], strict=True):
         assert part.tolist() == known.ravel().tolist()
@@ -220,11 +220,11 @@ def test_a_row_that_a_single_step_ends_stays_where_it_is() -> None:
     window, accepted = torch.zeros(2, 4, dtype=torch.int64), np.array([2, 2])
 
     def following() -> list[int]:
-        numbers = [state.length - 1, state.recent(commit.RECENT), state.positions(4), state.positions(4)]
+        numbers = [state.length - 1, state.recent(commit.RECENT).host, state.positions(4), state.positions(4)]
         state._window = OpenWindow(*upload(numbers, state.device))
         state.follow(window, torch.from_numpy(accepted), 4)
         assert state._window is not None
-        found: list[int] = (on_device(state._window.before, state.device) + 1).tolist()
+        found: list[int] = (state._window.before.on(state.device) + 1).tolist()
         state.gain(window, accepted)
         return found
 

@@ -25,6 +25,7 @@ from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, ratio, sample
@@ -162,7 +163,7 @@ def test_a_stored_distribution_is_the_q_of_its_draft_behind_reused_ones() -> Non
     # All pairs of neighbors have the same stored distribution.
     drafter._probs[..., :2], drafter._tokens[..., 0], drafter._tokens[..., 1] = 0.5, 3, 4
     draft = Draft(torch.tensor([[5, 0]]), p[:, :2])
-    drafted = drafter.extend(state, draft, np.array([1]), draws)
+    drafted = drafter.extend(state, draft, Numbers(np.array([1])), draws)
     assert int(drafted.tokens[0, 1]) in (3, 4)
     assert ratio(torch.ones(1, 2, VOCAB), dense(drafted.q), drafted.tokens)[0, 1] == 2
 
@@ -208,7 +209,7 @@ def column_window(
     generator, positions = torch.Generator().manual_seed(1), np.arange(4) + np.array([[5], [9], [0]])
     cond, uncond = torch.randn(2, 3, 4, 2, VOCAB, generator=generator).to(device)
     sampler = ColumnSampler([SamplingParams(0.8, guidance_scale=1.5)] * 3, None, device)
-    p = sampler(Logits(cond, uncond), positions)
+    p = sampler(Logits(cond, uncond), Numbers(positions))
     q = (cond[:, :3] + 0.8 * torch.randn(3, 3, 2, VOCAB, generator=generator).to(device)).softmax(-1)
     draft = Draft(sample(q, torch.rand(3, 3, 2, generator=generator).to(device)), q)
     return p, draft, CounterRNG([1, 2, 3], device).window(positions, 4), sampler
@@ -259,9 +260,9 @@ def test_lazy_probs_are_written_out_for_all_other_code(device: torch.device, mon
     cond, positions = torch.randn(2, 3, VOCAB, device=device), np.zeros((2, 3), dtype=np.int64)
     params = [SamplingParams(0.7), SamplingParams(top_k=3)]
     monkeypatch.setenv("MMSPEC_KERNELS", "torch")
-    wanted = TokenSampler(params, None, device)(Logits(cond, None), positions)
+    wanted = TokenSampler(params, None, device)(Logits(cond, None), Numbers(positions))
     monkeypatch.setenv("MMSPEC_KERNELS", "triton")
-    p = TokenSampler(params, None, device)(Logits(cond, None), positions)
+    p = TokenSampler(params, None, device)(Logits(cond, None), Numbers(positions))
     assert isinstance(p, LazyProbs) and p.shape == wanted.shape and len(p) == 2 and p.device == cond.device
     written = dense(wanted)
     assert torch.allclose(dense(p), written, atol=1e-6) and torch.allclose(dense(p[:, 1:]), written[:, 1:], atol=1e-6)
@@ -324,7 +325,7 @@ def test_allowed_tokens_may_be_a_slice(device: torch.device, monkeypatch: pytest
     probs = []
     for kernels in ("triton", "torch"):
         monkeypatch.setenv("MMSPEC_KERNELS", kernels)
-        p = TokenSampler([SamplingParams()] * 2, constraint, device)(logits, positions)
+        p = TokenSampler([SamplingParams()] * 2, constraint, device)(logits, Numbers(positions))
         one = torch.ones(2, 3, VOCAB, device=device)
         probs.append(torch.stack([ratio(dense(p), one, torch.full((2, 3), t, device=device)) for t in range(VOCAB)]))
     torch.testing.assert_close(probs[0], probs[1])

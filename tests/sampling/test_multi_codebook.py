@@ -30,6 +30,7 @@ from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import acceptance_probs, thin
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict, ratio, residual, sample
@@ -197,7 +198,8 @@ def test_thinning_never_uses_a_number_twice() -> None:
             return found
 
     p, q = probs(1, 3, 4, 1e-4)
-    thin(p, q, Recorded(CounterRNG([1], torch.device("cpu")), np.zeros((1, 1), dtype=np.int64), 0))
+    zero = Numbers(np.zeros((1, 1), dtype=np.int64))
+    thin(p, q, Recorded(CounterRNG([1], torch.device("cpu")), zero, zero))
     rounds = len(used[ACCEPT]) - 1
     assert rounds > 20 and used[ACCEPT] == list(range(rounds + 1)) and used[RESAMPLE] == list(range(3 * rounds))
 
@@ -318,7 +320,7 @@ def forced_cells_counted(patch: pytest.MonkeyPatch) -> None:
     """The products include the probabilities of forced cells."""
     sampler, verify = ColumnSampler.__call__, mmspec.sampling.multi_codebook.verify_columns
 
-    def raw(self: ColumnSampler, logits: Logits, positions: np.ndarray) -> Probs:
+    def raw(self: ColumnSampler, logits: Logits, positions: Numbers) -> Probs:
         self.forced, kept = None, self.forced
         p = sampler(self, logits, positions)
         self.forced = kept

@@ -14,7 +14,7 @@ from mmspec.decoding.rows import select_rows
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import mirrored
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.sampler import TokenSampler
@@ -187,7 +187,7 @@ def test_params_out_of_range(name: str, value: float, allowed: str) -> None:
 def test_the_kinds_of_positions_do_not_depend_on_other_threads() -> None:
     """A drafter that runs beside the target reads the same constraint, here just after each write of its cache."""
     every = np.arange(3)[None]
-    ours, theirs = (mirrored(every, torch.from_numpy(every)) for _ in range(2))
+    ours, theirs = (Numbers(every, torch.from_numpy(every)) for _ in range(2))
 
     class Shared(Constraint):
         found: Any = None

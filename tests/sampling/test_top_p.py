@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.top_p import keep_top_p
@@ -123,6 +124,6 @@ def test_a_sampler_makes_at_most_three_tensors_of_the_vocabularys_size(
     with torch.inference_mode(), written:
         written.watch(cond)
         written.watch(uncond)
-        sampler(Logits(cond, uncond if guided else None), np.tile(np.arange(4), (2, 1)))
+        sampler(Logits(cond, uncond if guided else None), Numbers(np.tile(np.arange(4), (2, 1))))
     assert 1 <= written.count <= 3
     assert torch.equal(cond, kept[0]) and torch.equal(uncond, kept[1])  # the model's logits are not overwritten

@@ -157,7 +157,7 @@ def test_a_second_sibling_is_tested_against_the_residual() -> None:
         verdict = walk(p, [0, 1], Chosen(3), [0.51, number], [0.0, 0.0])
         assert verdict.accepted.tolist() == [accepted]
         assert verdict.tokens[0, : accepted + 1].tolist() == ([1, 2] if accepted else [2])
-        assert verdict.path.tolist() == [[2 if accepted else 1]]
+        assert verdict.path.host.tolist() == [[2 if accepted else 1]]
 
 
 def test_shape() -> None:
@@ -286,7 +286,7 @@ def shared_numbers(patch: pytest.MonkeyPatch) -> None:
     """Siblings share their random numbers."""
 
     def of_nodes(self: TreeNumbers, stream: int) -> Tensor:
-        return self.draws.source.uniforms(self.at, self.iteration)[stream]
+        return self.draws.source.uniforms(self.at.host, self.iteration.host)[stream]
 
     patch.setattr(TreeNumbers, "of_nodes", of_nodes)
 

@@ -47,6 +47,7 @@ from mmspec.methods.stand.drafter import StandDrafter
 from mmspec.recipes import parse
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
@@ -248,7 +249,7 @@ def stale_q_in_lock_step(patch: pytest.MonkeyPatch) -> None:
     def lock_step(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
         verdict = mmspec.sampling.rejection.verify(p, draft, rule, accept_u, resample_u)
         accepted[:] = [verdict.accepted]
-        verdict.accepted = verdict.accepted.reshape(-1, 4).min(1).repeat(4)
+        verdict.counts = Numbers(verdict.accepted.reshape(-1, 4).min(1).repeat(4))
         return verdict
 
     def coupling(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
@@ -289,10 +290,10 @@ def stale_q_after_refresh(patch: pytest.MonkeyPatch) -> None:
     refresh = Refresh.refresh
 
     def with_old_q(
-        self: Refresh, state: BatchState, tokens: Tensor, q: Tensor, reused: np.ndarray, draws: WindowRNG
-    ) -> tuple[Tensor, Tensor, np.ndarray]:
+        self: Refresh, state: BatchState, tokens: Tensor, q: Tensor, reused: Numbers, draws: WindowRNG
+    ) -> tuple[Tensor, Tensor, Numbers]:
         new_tokens, new_q, known = refresh(self, state, tokens, q, reused, draws)
-        old = torch.from_numpy(np.arange(q.shape[1]) < reused[:, None])
+        old = torch.from_numpy(np.arange(q.shape[1]) < reused.host[:, None])
         return new_tokens, torch.where(old[..., None], q, new_q), known
 
     patch.setattr(Refresh, "refresh", with_old_q)

@@ -24,6 +24,7 @@ from mmspec.decoding.to_end import Decoded
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits, split_cfg
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.serving.raster import encoded_image, raster_of
@@ -62,7 +63,7 @@ def joint_of(gpt: LlamaGenBlockGPT, sampling: SamplingParams) -> tuple[Tensor, T
     with torch.no_grad():
         logits = split_cfg(gpt(torch.cat([sequences] * (1 + guided)), classes), guided)
     sampler = LAYOUT.sampler([sampling] * len(labels), torch.device("cpu"))
-    p = dense(sampler(logits, np.tile(np.arange(4), (len(labels), 1)))).double()
+    p = dense(sampler(logits, Numbers(np.tile(np.arange(4), (len(labels), 1))))).double()
     return sequences, p.gather(-1, sequences[..., None])[..., 0].flatten(1).prod(1)
 
 

@@ -161,8 +161,9 @@ def decode_bits(
         places, width = z.shape[1:3]
         # Every bit has a position of its own, and so its own random numbers.
         positions = np.tile(np.arange(begin, begin + places * width), (rows, 1))
-        p = sampler(Logits(z.flatten(1, 2), None), positions)
-        bits = sampler.sample(p, rng.window(positions, 0)).unflatten(1, (places, width))
+        draws = rng.window(positions, 0)
+        p = sampler(Logits(z.flatten(1, 2), None), draws.positions)
+        bits = sampler.sample(p, draws).unflatten(1, (places, width))
         found.append(bits)
         begin += places * width
         latents = latents + F.interpolate(codes(bits, size, patch), size=whole, mode="bilinear")

@@ -20,8 +20,8 @@ from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rows import PerRow, RowNames
+from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 from mmspec.vision.llamagen.fused_layers import can_fuse, fused_features
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer, Span, padding_bias
@@ -192,7 +192,9 @@ class LlamaGenTarget:
         width, factor = tokens.shape[1], self._cfg_factor(early_exit)
         last = first + width
         root = self._slots + at
-        at_depth = self._repeat(factor, tree.positions(root, first, last))
+        depths = tree.positions(root, first, last)
+        there = depths.there  # where the host does not know them
+        at_depth = self._repeat(factor, depths.host) if there is None else torch.cat([there] * factor)
         embeds = embed_with_prompts(self._gpt.embed, self._prompts, tokens.repeat(factor, 1), self.vocab_size)
         h = embeds + self._position[at_depth]
         end = int(root.max()) + last
@@ -273,10 +275,7 @@ class LlamaGenTarget:
 
     def _repeat(self, factor: int, slots: NDArray[np.int64]) -> Tensor:
         """Host slots int64 [B, ...] for the conditional rows, and for the unconditional ones if `factor` is 2."""
-        there = getattr(slots, "mirror", None)  # numbers that the host does not know
-        if there is not None:
-            return torch.cat([there] * factor)
-        return copied(torch.from_numpy(np.concatenate([slots] * factor)), self.device)
+        return on_device(np.concatenate([slots] * factor), self.device)
 
     def _span(self, start: int, end: int, batch_size: int) -> Span:
         """The first `batch_size` rows of the cache, all at slots `start` to `end - 1`."""

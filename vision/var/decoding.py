@@ -168,8 +168,8 @@ class MapBatch(ClosedBatch):
         z = self._model.logits(self._inputs, self._settings.scale)[:, -size:]
         meter.clock.lap("target" if own else "drafter")
         positions = np.tile(np.arange(large.ends[i] - size, large.ends[i]), (len(z), 1))
-        p = self._sampler(Logits(z, None), positions)
-        tokens = self._sampler.sample(p, state.rng.window(positions, 0))
+        draws = state.rng.window(positions, 0)
+        tokens = self._sampler.sample(self._sampler(Logits(z, None), draws.positions), draws)
         self._image = self._image + self._tokenizer.added(i, tokens)
         meter.clock.lap("rule")
         gained = state.commit(tokens, np.full(len(z), size - 1))

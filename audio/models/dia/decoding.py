@@ -47,7 +47,7 @@ from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 
 INPUTS = ("encoder_outputs", "decoder_attention_mask", "decoder_delay_mask")  # that are read
@@ -278,7 +278,7 @@ class DiaTarget(HistoryTarget):
         codes = torch.where(since == delays, self._end, torch.where(since > delays, self._pad, -1))
         return EndRule(self._end, 1, codes, latest=max(self._latest, -1))
 
-    def _forced(self, logits: Logits, must: Tensor, at: NDArray[np.int64]) -> Logits:
+    def _forced(self, logits: Logits, must: Tensor, at: Numbers) -> Logits:
         # Imported here: Triton may be missing.
         from mmspec.kernels.end_channel import end_channel_logits
 
@@ -288,11 +288,11 @@ class DiaTarget(HistoryTarget):
         guidance = self._guidance
         uncond = None if guidance is None else logits.uncond
         scale, top_k = (0.0, 0) if guidance is None else (guidance.scale, guidance.top_k or 0)
-        there = on_device(at, self.device)
+        there = at.on(self.device)
         found = end_channel_logits(logits.cond, uncond, scale, top_k, self._end, must, there, self._latest, self._flags)
         return Logits(found, None)
 
-    def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
+    def _processed(self, logits: Logits, positions: Numbers) -> Logits:
         z = logits.cond.float()
         if self._guidance is not None and logits.uncond is not None:
             z = self._guidance(z, logits.uncond.float())
@@ -300,11 +300,11 @@ class DiaTarget(HistoryTarget):
         # The first codebook ends if and only if the end token has the highest logit; the others end by the delays.
         z = z.masked_fill((code > self._end) | ((code == self._end) & (self._delays > 0)[:, None]), -torch.inf)
         is_end = z.argmax(-1, keepdim=True) == self._end
-        for row, column in zip(*np.nonzero(positions == self._latest), strict=True):
+        for row, column in zip(*np.nonzero(positions.host == self._latest), strict=True):
             self._last[row].is_end = is_end[row, column, 0, 0]
         z = z.masked_fill(torch.where(is_end, code != self._end, code == self._end), -torch.inf)
         ended = self._history.first(self._end, 1, positions)
-        position = on_device(positions, z.device)
+        position = positions.on(z.device)
         if self._latest >= 0:
             ended = torch.where((ended > self._latest) & (position >= self._latest), self._latest, ended)
         since = (position - ended)[..., None] - self._delays  # [B, W, C]: 0 where a codebook ends

@@ -42,7 +42,7 @@ from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device, window_positions
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
@@ -226,32 +226,32 @@ class HiggsTarget(HistoryTarget):
         since = torch.arange(self._codebooks + 1, device=self.device)
         return EndRule(self._end, self._codebooks, torch.where(since > books[:, None], self._end, -1))
 
-    def _forced(self, logits: Logits, must: Tensor, at: NDArray[np.int64]) -> Logits:
+    def _forced(self, logits: Logits, must: Tensor, at: Numbers) -> Logits:
         found = super()._forced(logits, must, at)
         if self._repetition is None:
             return found
-        positions = window_positions(at, 1, must.shape[1], self.device)
+        positions = at.window(1, must.shape[1], self.device)
         return self._sampled_again(found.cond, logits.cond.float(), positions)
 
-    def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
+    def _processed(self, logits: Logits, positions: Numbers) -> Logits:
         raw = logits.cond.float()
         code, books = torch.arange(self.vocab_size, device=raw.device), torch.arange(self._codebooks, device=raw.device)
-        since = on_device(positions, raw.device) - self._history.first(self._end, self._codebooks, positions)
+        since = positions.on(raw.device) - self._history.first(self._end, self._codebooks, positions)
         ends = since[..., None] > books
         return self._sampled_again(raw.masked_fill(ends[..., None] & (code != self._end), -torch.inf), raw, positions)
 
-    def _sampled_again(self, z: Tensor, raw: Tensor, positions: NDArray[np.int64]) -> Logits:
+    def _sampled_again(self, z: Tensor, raw: Tensor, positions: Numbers) -> Logits:
         """The logits after repetition-aware sampling, of the processed and the raw ones, [B, W, K, V]."""
         if self._sampler is None or self._repetition is None:
             return Logits(z, None)
         width = z.shape[1]
-        cell_positions = positions.repeat(self._codebooks, axis=1)
+        cell_positions = Numbers(positions.host.repeat(self._codebooks, axis=1))
         p = dense(self._sampler(Logits(z.flatten(1, 2), None), cell_positions)).unflatten(1, (width, self._codebooks))
         again = self._repetitive(positions)
         p = p.masked_fill(again, 0.0) + (p * again).sum(-1, keepdim=True) * raw.softmax(-1)
         return Logits(p.log(), None)
 
-    def _repetitive(self, positions: NDArray[np.int64]) -> Tensor:
+    def _repetitive(self, positions: Numbers) -> Tensor:
         """Which codes have reached the limit, bool [B, W, K, V]; special tokens never do."""
         assert self._repetition is not None
         latest = self._history.latest(self._repetition.window, positions).transpose(2, 3)  # [B, W, K, window]

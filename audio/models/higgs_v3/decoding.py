@@ -28,7 +28,7 @@ from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device, uploaded, window_positions
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 
 
@@ -106,11 +106,11 @@ class HiggsV3Target(HistoryTarget):
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         if self._by_kernels:
             return super().forward(tokens, at, early_exit)
-        at, width = uploaded(at, self.device), tokens.shape[1]
-        positions = window_positions(at, 1, width, self.device)
-        may_end = on_device(positions, self.device) > self._codebooks
-        self._history.write(torch.where(may_end, tokens[..., 0], -1)[..., None], at)
-        return self._processed(self._inner.forward(tokens, at, early_exit), positions)
+        start = Numbers(at).uploaded(self.device)
+        positions = start.window(1, tokens.shape[1], self.device)
+        may_end = positions.on(self.device) > self._codebooks
+        self._history.write(torch.where(may_end, tokens[..., 0], -1)[..., None], start)
+        return self._processed(self._inner_logits(tokens, start, early_exit), positions)
 
     def _rule(self) -> EndRule:
         codes = torch.full((self._codebooks, self._codebooks), -1, device=self.device)
@@ -120,9 +120,9 @@ class HiggsV3Target(HistoryTarget):
     def _read(self, tokens: Tensor) -> Tensor:
         return tokens[..., :1]
 
-    def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
+    def _processed(self, logits: Logits, positions: Numbers) -> Logits:
         z, ended = logits.cond.float(), self._history.first(self._end, 1, positions)
-        last = on_device(positions, z.device) - ended == self._codebooks - 2  # [B, W]
+        last = positions.on(z.device) - ended == self._codebooks - 2  # [B, W]
         only = torch.where(torch.arange(self.vocab_size, device=z.device) == self.vocab_size - 1, 0.0, -torch.inf)
         first = torch.where(last[..., None], only, z[:, :, 0])
         return Logits(torch.cat([first[:, :, None], z[:, :, 1:]], dim=2), None)

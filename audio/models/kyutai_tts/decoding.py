@@ -20,11 +20,13 @@ from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
 from mmspec.audio.models.kyutai_tts.machine import LAST, NEW_WORD_ID, PAD, WORD, Machine, State
 from mmspec.audio.models.kyutai_tts.model import Attention, KyutaiTTS, MainLayer, attend, rotated
 from mmspec.audio.models.kyutai_tts.prefix import Prefixes, read_codes, without_voice
+from mmspec.decoding.ahead import read_window
 from mmspec.decoding.target import cache_bytes
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
@@ -224,7 +226,7 @@ class KyutaiFrames:
         return self._decided(self._target.prefill(), np.zeros((len(self._machines), 1), dtype=np.int64))
 
     def step(self, frame: Tensor) -> Logits:
-        logits = self.read(frame[:, None], self._length)
+        logits = self.read(frame[:, None], Numbers(self._length))
         self._length = self._length + 1
         return logits
 
@@ -235,14 +237,14 @@ class KyutaiFrames:
         # A window has places that only the device knows, and would read the weights of all steps.
         return self._graphs.of(frame) if window == 1 and (given < 0).all() else frame
 
-    def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
-        config, after = self._model.config, at[:, None] + np.arange(1, frames.shape[1] + 1)
-        texts = self._advance(frames[..., 0], at)
+    def read(self, frames: Tensor, at: Numbers) -> Logits:
+        config, after = self._model.config, at.host[:, None] + np.arange(1, frames.shape[1] + 1)
+        texts = self._advance(frames[..., 0], at.host)
         positions, lengths = self._places(self._prefixes.lengths[:, None] + after, range(len(frames)))
         columns = torch.cat([texts[..., None], read_codes(frames[..., 1:], positions, config)], dim=-1)
         if self._guided:  # both sides; see `embed_guided`
             columns = torch.cat([columns, without_voice(columns, positions, lengths, config)], dim=-1)
-        return self._decided(self._target.forward(columns, at), after)
+        return self._decided(read_window(self._target, columns, at), after)
 
     def hidden(self) -> Tensor:
         return torch.cat(self._target.features().chunk(self._factor), dim=-1)
@@ -335,7 +337,9 @@ def decision(logits: Tensor, sampling: SamplingParams) -> Tensor:
     """
     flat = logits.flatten(0, -2)[None].float()
     sampler = TokenSampler([SamplingParams(sampling.temperature, TEXT_TOP_K)], None, logits.device)
-    p = dense(sampler(Logits(flat, None), np.zeros(flat.shape[:2], dtype=np.int64)))[0, :, NEW_WORD_ID].clamp(max=1)
+    p = dense(sampler(Logits(flat, None), Numbers(np.zeros(flat.shape[:2], dtype=np.int64))))[0, :, NEW_WORD_ID].clamp(
+        max=1
+    )
     out = torch.stack([1 - p, p, torch.zeros_like(p)], dim=-1)
     assert (PAD, WORD, LAST) == (0, 1, 2)
     return out.log().view(*logits.shape[:-1], LAST + 1)

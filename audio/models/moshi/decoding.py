@@ -19,6 +19,7 @@ from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.ahead import read_window
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.target import EarlyExit
 from mmspec.errors import ArgumentError
@@ -30,9 +31,10 @@ from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import advanced, on_device, uploaded
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
+from mmspec.sampling.transfers import on_device
 
 # Inputs that are read.
 INPUTS = (
@@ -73,7 +75,7 @@ class MoshiFrames:
         self.device = embeds.device
         self._model, self._pattern, self._user_pattern, self._silence = model, pattern, user_pattern, silence
         self._column = embeds.shape[1]
-        self._length = np.zeros(len(embeds), dtype=np.int64)
+        self._length = Numbers(np.zeros(len(embeds), dtype=np.int64))
         # Not the model, to which its `generate` gives new tensors in each call: graphs are kept for the same functions.
         head, table_of_text, tables = model.decoder.lm_head, model.decoder.model.embed_tokens, model.embed_tokens
 
@@ -96,9 +98,9 @@ class MoshiFrames:
         pattern, user_pattern = self._pattern[..., self._column], self._user_pattern[..., self._column]
         codes = torch.where(pattern == -1, frame[:, 1:], pattern)
         user_codes = torch.where(user_pattern == -1, self._silence[..., 0], user_pattern)
-        at = uploaded(self._length, self.device)
-        logits = self._target.forward(torch.cat([frame[:, :1], codes, user_codes], dim=1)[:, None], at)
-        self._length, self._column = advanced(at), self._column + 1
+        at = self._length.uploaded(self.device)
+        logits = read_window(self._target, torch.cat([frame[:, :1], codes, user_codes], dim=1)[:, None], at)
+        self._length, self._column = at.plus(1), self._column + 1
         return logits
 
     def depth(self, first: Tensor, start: int, window: int) -> MoshiDepth | CapturedDepth:

@@ -19,6 +19,7 @@ from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import dense
 from mmspec.sampling.sampler import TokenSampler
@@ -84,7 +85,7 @@ class FirstToken:
         """
         text, codes = logits[:, :2], logits[None, :, 2:]
         sampler = TokenSampler([self.sampling], None, logits.device)
-        of_codes = dense(sampler(Logits(codes, None), np.zeros(codes.shape[:2], dtype=np.int64)))[0].log()
+        of_codes = dense(sampler(Logits(codes, None), Numbers(np.zeros(codes.shape[:2], dtype=np.int64))))[0].log()
         if self.sampling.temperature == 0:
             ends = text[:, 1:] > text[:, :1]
             choice = torch.where(torch.cat([~ends, ends], dim=-1), 0.0, -torch.inf)

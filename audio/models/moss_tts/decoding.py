@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model, TopKLogitsWarper, TopPLogitsWarper
 
@@ -33,7 +31,7 @@ from mmspec.errors import ModelError
 from mmspec.hf.causal_target import CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -226,12 +224,12 @@ class MossTarget(HistoryTarget):
         both = torch.cat([text[None], codes])
         return EndRule(DELAY, 1, both.to(self.device), opening=opening.to(self.device))
 
-    def _forced(self, logits: Logits, must: Tensor, at: NDArray[np.int64]) -> Logits:
+    def _forced(self, logits: Logits, must: Tensor, at: Numbers) -> Logits:
         # Imported here: Triton may be missing.
         from mmspec.kernels.column_rules import forced_logits
         from mmspec.kernels.fused_sampler import fused_sample
 
-        shape, begins = logits.cond.shape, bool(np.asarray(at).max() < 0)
+        shape, begins = logits.cond.shape, bool(at.host.max() < 0)
         settings, u = self._settings(shape[0] * shape[1], begins)
         stats = fused_sample(logits.cond.reshape(-1, 1, shape[-1]), None, settings, u).stats
         return Logits(forced_logits(stats, must.view(-1, 1)).view(shape), None)
@@ -268,10 +266,10 @@ class MossTarget(HistoryTarget):
         known = self._by_columns[columns, begins] = settings, torch.zeros_like(one)
         return known
 
-    def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
-        """The logits [B, W, 1 + K, V] of the given positions, host int64 [B, W]."""
+    def _processed(self, logits: Logits, positions: Numbers) -> Logits:
+        """The logits [B, W, 1 + K, V] of the given positions, [B, W]."""
         z, pad = logits.cond.float(), self.vocab_size - 1
-        place = on_device(positions, z.device)
+        place = positions.on(z.device)
         since = place - self._history.first(DELAY, 1, positions)  # columns since the first delay slot; negative before
         book = torch.arange(z.shape[2] - 1, device=z.device)
         sampled = (place[..., None] >= book) & ((since <= 0)[..., None] | (book >= since[..., None]))  # [B, W, K]

@@ -15,6 +15,7 @@ from gpu_bench.timing import copy_bandwidth, first_call, product_flops, time_cal
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, ratio
 from mmspec.sampling.rng import RESAMPLE, CounterRNG
@@ -113,10 +114,10 @@ def _windows(
 
     def call(logits: Logits) -> object:
         before = Logits(logits.cond[:, :-1], None if logits.uncond is None else logits.uncond[:, :-1])
-        q = sampler(before, positions[:, :-1])
+        q = sampler(before, Numbers(positions[:, :-1]))
         tokens = sampler.ops.sample(q, rng.window(positions[:, :-1], 0)[RESAMPLE])
         draws = rng.window(positions, 1)
-        verdict = sampler.verify(sampler(logits, positions), Draft(tokens, q), ratio, draws)
+        verdict = sampler.verify(sampler(logits, Numbers(positions)), Draft(tokens, q), ratio, draws)
         return sampler.ops.sample(verdict.p, draws[RESAMPLE])
 
     return [lambda z=z: call(z) for z in inputs[:4]]  # type: ignore[misc]

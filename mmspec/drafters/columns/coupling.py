@@ -22,7 +22,7 @@ def fresh(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
 
 def maximal(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
     """Applies the exact acceptance test to every slot; see `mmspec.sampling.multi_codebook.couple_columns`."""
-    return put(state.ops.couple_columns(verdict.p, verdict.draft, draws, verdict.accepted), verdict.p, state, draws)
+    return put(state.ops.couple_columns(verdict.p, verdict.draft, draws, verdict.counts), verdict.p, state, draws)
 
 
 def gumbel(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.token_init import LearnedTable
-from mmspec.sampling.mirrored import on_device, part
 from mmspec.sampling.multi_codebook import entries
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
@@ -61,7 +60,7 @@ class ColumnKernel:
         p: Probs,
         tokens: Tensor | None,
         q: Probs | None,
-        accepted: NDArray[np.int64],
+        accepted: Numbers,
     ) -> Draft | None:
         """See `mmspec.drafters.kernel_drafts.WindowKernel`."""
         if isinstance(p, Tensor) or isinstance(q, Tensor):
@@ -75,7 +74,7 @@ class ColumnKernel:
         previous, stats = None, lazy(p).stats
         if tokens is not None and q is not None:
             stats = lazy(q).stats
-            previous = Previous(tokens, stats.floats, stats.ints, on_device(accepted, state.device))
+            previous = Previous(tokens, stats.floats, stats.ints, accepted.on(state.device))
         forced = state.layout.forced
         found = column_drafts.draft_columns(
             *state.storage(), column_numbers(draws, state.device), KINDS.index(self.kind), p.shape[-1],
@@ -120,16 +119,16 @@ class ColumnInitDrafter:
         if self._learned is not None:
             self._learned.update(verdict, state, draws)
 
-    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         codebooks, vocab_size = draft.q.shape[-2:]
         u, forced = draws.uniforms(INIT, 0, codebooks), state.layout.forced
-        new = torch.arange(draft.tokens.shape[1], device=state.device) >= on_device(reused, state.device)[:, None]
+        new = torch.arange(draft.tokens.shape[1], device=state.device) >= reused.on(state.device)[:, None]
         columns, left = [], state.last()[:, 0]
         for j in range(draft.tokens.shape[1]):
             column = self._init(entries(left, vocab_size), u[:, j])
             if forced is not None:
-                column = forced.put(column[:, None], part(draws.positions, np.s_[:, j : j + 1]))[:, 0]
+                column = forced.put(column[:, None], draws.positions.part(np.s_[:, j : j + 1]))[:, 0]
             left = torch.where(new[:, j, None], column, draft.tokens[:, j])
             columns.append(left)
         tokens = torch.stack(columns, dim=1)

@@ -24,7 +24,6 @@ from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.drafters.tree.grown import grown_tree
 from mmspec.sampling.likeliest import likeliest
-from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.probs import dense
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
 
@@ -98,10 +97,10 @@ class DynamicTreeDrafter(RunnerDrafter):
         count = min(self._nodes, total)
         height = min(self._depth, count)
         needed = self.host_arrays(state, count, iteration)
-        of_nodes = np.broadcast_to(iteration, (batch, count))
-        draws, (of_nodes, *arrays) = state.window_with(height + 1, iteration, [of_nodes, *needed])
+        repeated = np.broadcast_to(iteration, (batch, count))
+        draws, (of_nodes, *arrays) = state.window_with(height + 1, iteration, [repeated, *needed])
         self.take_arrays(arrays)
-        before, q = on_device(state.before, state.device), self._runner.root(state)
+        before, q = state.before.on(state.device), self._runner.root(state)
         candidates = Candidates(
             before.new_empty(batch, total),
             torch.empty(batch, total, device=state.device),

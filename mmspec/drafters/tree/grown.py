@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.sampling.mirrored import mirrored
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree import DeviceShape, Siblings, Tree, TreeDraft, TreeNumbers
 
@@ -19,7 +17,7 @@ def grown_tree(
     window: Tensor,
     siblings: Siblings,
     draws: WindowRNG,
-    iterations: NDArray[np.int64],
+    iterations: Numbers,
 ) -> TreeDraft:
     """The draft of a tree on the device, with its positions and random numbers.
 
@@ -30,13 +28,13 @@ def grown_tree(
         window: int64 [B, 1 + m], the tokens of the entries.
         siblings: How siblings were sampled.
         draws: The random numbers of the open window, of `height` + 1 positions.
-        iterations: Host int64 [B, m], the iterations of the random numbers of the nodes.
+        iterations: [B, m], the iterations of the random numbers of the nodes.
     """
     tree, count = Tree.on_device(shape, None, height, chain=False), window.shape[1]
     if state.device.type == "cpu":  # the numbers of the host must be the device's
-        after = state.length[:, None] + tree.depth
-        numbers = TreeNumbers(tree, draws, after, after[:, 1:] - 1, iterations)
+        after = Numbers(state.length[:, None] + tree.depth)
+        at = Numbers(after.host[:, 1:] - 1)
     else:
         after = tree.positions_after(state.length, 0, count)
-        numbers = TreeNumbers(tree, draws, after, mirrored(np.asarray(after)[:, 1:] - 1, shape.at), iterations)
-    return TreeDraft(tree, window[:, 1:], siblings, numbers, window)
+        at = Numbers(after.host[:, 1:] - 1, shape.at)
+    return TreeDraft(tree, window[:, 1:], siblings, TreeNumbers(tree, draws, after, at, iterations), window)

@@ -23,8 +23,8 @@ from mmspec.drafters.kernel_drafts import ForcedOnDevice
 from mmspec.drafters.ngram import NGramTable, Table
 from mmspec.drafters.tree.specinfer import branching_of
 from mmspec.errors import ArgumentError
-from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
 from mmspec.sampling.tree_rejection import Outcome
 
@@ -78,12 +78,12 @@ class NGramTreeDrafter:
                 up = above[:, depth : depth + 1].expand_as(left)
             if width and (position % width == 0).any():
                 # The first token of a line has no left neighbor; the token above replaces it.
-                line_start = copied(torch.from_numpy(position % width == 0), up.device)[:, None]
+                line_start = on_device(position % width == 0, up.device)[:, None]
                 left = torch.where(line_start & (up >= 0), up, left)
             found = self._table.candidates(left, up, count).flatten(1)
             if constraint is not None:
-                forced = torch.from_numpy(constraint.forced[position.clip(max=len(constraint.forced) - 1)])
-                must = copied(forced, found.device)[:, None]
+                forced = constraint.forced[position.clip(max=len(constraint.forced) - 1)]
+                must = on_device(forced, found.device)[:, None]
                 found = torch.where(must >= 0, must, found)
             levels.append(found)
         return TreeDraft(self._tree(branch), torch.cat(levels[1:], dim=1), self._siblings)
@@ -97,7 +97,7 @@ class NGramTreeDrafter:
 
         tree, line = self._tree(branch), state.layout.width or 0
         numbers, _ = state.tree_numbers(tree, np.asarray(iteration))
-        positions = on_device(numbers.draws.positions, state.device)
+        positions = numbers.draws.positions.on(state.device)
         plan, levels = self._plan(branch, line)
         window = draft_tree(*state.storage(), positions, best, self._forced(state), plan, levels, line)
         return TreeDraft(tree, window[:, 1:], self._siblings, numbers, window)

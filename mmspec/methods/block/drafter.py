@@ -20,9 +20,10 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.draft_vocabulary import expand
 from mmspec.methods.block.head import BlockHead
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.mirrored import on_device, part
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome, along_path
 
@@ -57,11 +58,11 @@ class BlockRunner:
         self._capacity = head.prefix + 1 + length + window
         self._started = self._guided = False
         self._empty = np.zeros(0, dtype=np.int64)  # host [R], slots of the prompt that are missing, from the first one
-        self._arrays: Sequence[NDArray[np.int64]] | None = None  # of the next root, see `root_arrays`
+        self._arrays: Sequence[Numbers] | None = None  # of the next root, see `root_arrays`
         self._unread = 0  # slots before the anchor whose keys and values some row has not computed yet
         self._features = torch.empty(0)  # by slot, [R, capacity, layers * D]
         self._cache = KVCache(1, 0, head.kv_heads, 0, head.head_dim, head.dtype, head.device)
-        self._revealed: tuple[Tensor, NDArray[np.int64]] | None = None
+        self._revealed: tuple[Tensor, Numbers] | None = None
         # Of the last pass: hidden states [R, depth, D], logits of drafted tokens, and the states of the sequential head
         # after the entries read so far, [R, entries, r].
         self._hidden = self._logits = self._states = torch.empty(0)
@@ -97,11 +98,11 @@ class BlockRunner:
         last = self._head.prefix + state.length - 1
         return [np.maximum(last + 1 - self._unread, 0)[:, None] + np.arange(self._unread)]
 
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+    def take_arrays(self, arrays: Sequence[Numbers]) -> None:
         """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
-    def reveal(self, tokens: Tensor, reused: NDArray[np.int64]) -> None:
+    def reveal(self, tokens: Tensor, reused: Numbers) -> None:
         """Sets the window of the next pass; see `mmspec.drafters.draft_runner.BlockwiseRunner`."""
         self._revealed = tokens, reused
 
@@ -158,14 +159,14 @@ class BlockRunner:
     def _read_context(self, state: BatchState) -> None:
         """Computes keys and values of the features that are new since the last pass."""
         arrays, self._arrays = self._arrays, None
-        (slots,) = self.root_arrays(state) if arrays is None else arrays
+        (slots,) = upload(self.root_arrays(state), state.device) if arrays is None else arrays
         self._unread = 0
-        if not slots.size:
+        if not slots.host.size:
             return
         index = self._with_uncond(slots)
         features = self._features.gather(1, self._feature_index(index))
         for layer, (k, v) in enumerate(self._head.context(features, index)):
-            written(self._cache, layer, k, v, part(slots, np.s_[:, 0]))
+            written(self._cache, layer, k, v, slots.part(np.s_[:, 0]))
 
     def _run(self, state: BatchState) -> None:
         """The pass over a block: sets the hidden states and logits of all of its predictions."""
@@ -181,10 +182,10 @@ class BlockRunner:
         width = max(depth, head.count) + (not head.sample_from_anchor)
         block = F.pad(anchor, (0, max(width - anchor.shape[1], 0)))[:, :width]
         at = torch.arange(width, device=block.device)
-        if revealed is not None and (depth > head.count or revealed[1].any()):
+        if revealed is not None and (depth > head.count or revealed[1].host.any()):
             # A row near its end has fewer drafts than the window, and sees no more of it than its own.
             drafts = state.own_slots(state.positions_after(np.arange(depth + 1)[None]))[:, 1:].sum(1, keepdim=True)
-            known = on_device(revealed[1], block.device)[:, None].minimum(drafts)
+            known = revealed[1].on(block.device)[:, None].minimum(drafts)
             seen = at < drafts.clamp(min=head.count) + (not head.sample_from_anchor)
             own = seen.to(head.device).repeat(1 + self._guided, 1)[:, None]
         block = block.masked_fill(at > known, head.mask_token_id).to(head.device)
@@ -221,14 +222,14 @@ class BlockRunner:
             logits = self._logits[:, first : first + 1].expand(-1, depth.shape[1], -1).float()
             hidden = self._hidden[:, first : first + 1].expand(-1, depth.shape[1], -1)
         else:
-            at = self._with_uncond(np.ascontiguousarray(depth))[..., None]
+            at = self._with_uncond(Numbers(np.ascontiguousarray(depth)))[..., None]
             logits = self._logits.gather(1, at.to(self._logits.device).expand(-1, -1, self._logits.shape[-1])).float()
             hidden = self._hidden.gather(1, at.expand(-1, -1, self._hidden.shape[-1]))
         if self._head.markov_head is not None:
             both = tokens.to(self._head.device).repeat(1 + self._guided, 1)
             before = self._hidden.new_zeros(*both.shape, self._rank)
             if self._recurrent and parents.min() >= 0:
-                index = self._with_uncond(parents)[..., None]
+                index = self._with_uncond(Numbers(parents))[..., None]
                 before = self._states.gather(1, index.expand(-1, -1, self._rank))
             bias, after = self._head.markov_head(both, hidden, before)
             self._states = torch.cat([self._states, after], dim=1)
@@ -236,9 +237,9 @@ class BlockRunner:
         logits = expand(logits, self._head.d2t, self._head.vocab_size).to(self._target.device)
         return split_cfg(logits, self._guided)
 
-    def _with_uncond(self, values: NDArray[np.int64]) -> Tensor:
-        """Host values [B, ...], repeated for the unconditional rows: [R, ...]."""
-        there = on_device(values, self._head.device)
+    def _with_uncond(self, values: Numbers) -> Tensor:
+        """Values [B, ...], repeated for the unconditional rows: int64 [R, ...]."""
+        there = values.on(self._head.device)
         return torch.cat([there, there]) if self._guided else there
 
     def _feature_index(self, slots: Tensor) -> Tensor:

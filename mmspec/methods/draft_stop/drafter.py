@@ -24,10 +24,11 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
-from mmspec.sampling.mirrored import Download
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, point_mass, sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
+from mmspec.sampling.transfers import Download
 from mmspec.sampling.tree import Tree
 
 _GAMMA = 0.2  # of AdaEDL's bound
@@ -49,12 +50,12 @@ class StoppingDrafter(RunnerDrafter):
         super().__init__(runner)
         self._stop = stop
         self._chain = cache(lambda count: Tree.branching([1] * count, device))
-        self._positions: NDArray[np.int64] | None = None  # of the next guesses, see `host_arrays`
+        self._positions: Numbers | None = None  # of the next guesses, see `host_arrays`
 
     def host_arrays(self, state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         return [self._sources(state, count), *super().host_arrays(state, count, iteration)]
 
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+    def take_arrays(self, arrays: Sequence[Numbers]) -> None:
         self._positions = arrays[0]
         super().take_arrays(arrays[1:])
 
@@ -102,7 +103,7 @@ class StoppingDrafter(RunnerDrafter):
     def _guesses(self, state: BatchState, count: int) -> Tensor:
         """The committed token above each position, or else the last one, int64 [B, count]."""
         positions, self._positions = self._positions, None
-        return state.at(self._sources(state, count) if positions is None else positions)
+        return state.at(self._sources(state, count)) if positions is None else state.read(positions)
 
     def _sources(self, state: BatchState, count: int) -> NDArray[np.int64]:
         """The positions that guesses are taken from, host int64 [B, count]."""

@@ -31,7 +31,6 @@ from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.drafters.tree.grown import grown_tree
-from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.rng import DRAFT
@@ -103,10 +102,10 @@ class DySpecDrafter(RunnerDrafter):
         nodes = self._nodes
         height = min(self._depth, nodes)
         needed = self.host_arrays(state, nodes, iteration)
-        of_nodes = np.broadcast_to(iteration, (len(state.ids), nodes))
-        draws, (of_nodes, *arrays) = state.window_with(height + 1, iteration, [of_nodes, *needed])
+        repeated = np.broadcast_to(iteration, (len(state.ids), nodes))
+        draws, (of_nodes, *arrays) = state.window_with(height + 1, iteration, [repeated, *needed])
         self.take_arrays(arrays)
-        u, before, last = draws.uniforms(DRAFT, 0, nodes), on_device(state.before, state.device), state.last()
+        u, before, last = draws.uniforms(DRAFT, 0, nodes), state.before.on(state.device), state.last()
         grown = sample_depth(lazy(self._runner.root(state)).stats, u[:, 0], last, None, 0)
         for depth in range(1, height):
             # All nodes are read, since their places in the tree before were other ones; no children are needed.

@@ -14,6 +14,7 @@ from mmspec.drafters.first_tokens import FirstTokens
 from mmspec.errors import ModelError
 from mmspec.methods.frame.head import FrameHead
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -101,7 +102,7 @@ class FrameRunner:
             logits[rows] = head.logits(hidden[rows], int(book)).float()
         logits = self._with_forced(logits[:, None], state, depth)
         made = self._target.frame_logits(logits, self._book[:, None])
-        return self._sampler(Logits(made, None), state.length[:, None] + depth)
+        return self._sampler(Logits(made, None), Numbers(state.length[:, None] + depth))
 
     def _with_forced(self, logits: Tensor, state: BatchState, depth: NDArray[np.int64]) -> Tensor:
         """Logits [B, 1, V] of the next tokens; where one is forced, those of all others are -inf.

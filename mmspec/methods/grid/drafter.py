@@ -15,7 +15,7 @@ from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.errors import ModelError
 from mmspec.methods.grid.head import GridHead
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -89,7 +89,7 @@ class GridRunner:
     def _read(self, state: BatchState) -> None:
         """Gathers the features for all drafts of a window: they are features of committed tokens."""
         known, factor = self._known(), 1 + self._guided
-        index = on_device(state.before, self._head.device)[:, None] + self._offsets
+        index = state.before.on(self._head.device)[:, None] + self._offsets
         inside = (index >= self._least)[None, ..., None]
         at = index.clamp(0, known.shape[1] - 1).repeat(factor, 1)[..., None].expand(-1, -1, known.shape[-1])
         gathered = known.gather(1, at).unflatten(0, (factor, -1)) * inside
@@ -105,9 +105,9 @@ class GridRunner:
         predicted = self._head(*self._gathered[:, :, here].unbind(1), left, self._steps[here].expand_as(left))
         return split_cfg(self._target.head(predicted.to(self._target.features())), self._guided)
 
-    def _with_uncond(self, values: NDArray[np.int64]) -> Tensor:
-        """Host values [B, ...], repeated for the unconditional rows: [R, ...]."""
-        there = on_device(values, self._head.device)
+    def _with_uncond(self, values: Numbers) -> Tensor:
+        """Values [B, ...], repeated for the unconditional rows: int64 [R, ...]."""
+        there = values.on(self._head.device)
         return torch.cat([there, there]) if self._guided else there
 
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache
 from mmspec.decoding.resources import DraftingContext
@@ -24,7 +25,7 @@ from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.errors import ArgumentError
 from mmspec.methods.kangaroo.head import ExitAdapter
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.mirrored import on_device, part, upload
+from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -60,7 +61,7 @@ class KangarooRunner:
         self._cache: KVCache | None = None
         self._guided = False
         self._read: NDArray[np.int64] = np.zeros(self._sampler.rows, dtype=np.int64)  # committed tokens read, by row
-        self._arrays: Sequence[NDArray[np.int64]] | None = None  # of the next root, see `root_arrays`
+        self._arrays: Sequence[Numbers] | None = None  # of the next root, see `root_arrays`
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         """Does nothing: `root` reads the new tokens from `state`."""
@@ -83,7 +84,7 @@ class KangarooRunner:
         start = np.maximum(state.length - unread, 0)
         return [np.minimum(start[:, None] + np.arange(unread), last[:, None]), start, (last - start)[:, None]]
 
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+    def take_arrays(self, arrays: Sequence[Numbers]) -> None:
         """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
@@ -92,24 +93,24 @@ class KangarooRunner:
         if arrays is None:
             arrays = upload(self.root_arrays(state), state.device)
         positions, start, root = arrays
-        predicted = self._forward(state.at(positions), start)
+        predicted = self._forward(state.read(positions), start)
         self._read = state.length
-        index = self._with_uncond(on_device(root, self._adapter.device))[..., None].expand(-1, -1, predicted.shape[-1])
+        index = self._with_uncond(root.on(self._adapter.device))[..., None].expand(-1, -1, predicted.shape[-1])
         return self._sampler.root(state, self._logits(predicted.gather(1, index)))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
         assert tree.chain, "Kangaroo drafts chains"
-        predicted = self._forward(tokens, part(state.positions_after(np.array([[first - 1]])), np.s_[:, 0]))
+        predicted = self._forward(tokens, state.positions_after(np.array([[first - 1]])).part(np.s_[:, 0]))
         return self._sampler.nodes(state, tokens, tree, first, self._logits(predicted))
 
-    def _forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor:
-        """The features [R, W, D] predicted after tokens int64 [B, W] at positions from `at`, host int64 [B], on."""
+    def _forward(self, tokens: Tensor, at: Numbers) -> Tensor:
+        """The features [R, W, D] predicted after tokens int64 [B, W] at positions from `at`, [B], on."""
         cache, adapter = self._started(), self._adapter
         self.calls += 1
-        self._exit.forward(tokens, at)
+        read_window(self._exit, tokens, at)
         features = self._target.exit_features().to(adapter.device)
         width = tokens.shape[1]
-        index = on_device(at, adapter.device)[:, None]
+        index = at.on(adapter.device)[:, None]
         if width > 1:
             index = index + torch.arange(width, device=adapter.device)
         q, (k, v) = adapter.project(features, self._with_uncond(index))

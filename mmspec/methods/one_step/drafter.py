@@ -27,6 +27,7 @@ from mmspec.drafters.last_feature import LastFeatureRunner
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.methods.one_step.head import OneStepHead
 from mmspec.sampling.logits import split_cfg
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import WindowRNG
@@ -86,7 +87,7 @@ class OneStepRunner(LastFeatureRunner):
         rows = (each.to(device).repeat(factor, *[1] * (each.ndim - 1)) for each in inputs)
         predicted = self._head(*rows, feature.to(device)).to(feature)
         self.calls += 1
-        return dense(self._drafts(split_cfg(self._target.head(predicted), factor > 1), state.positions(count)))
+        return dense(self._drafts(split_cfg(self._target.head(predicted), factor > 1), Numbers(state.positions(count))))
 
 
 class WholeImageRunner:
@@ -158,10 +159,10 @@ class OneStepDrafter:
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         self._generator.observe(verdict, state)
 
-    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         count = draft.tokens.shape[1]
-        is_new = torch.from_numpy(np.arange(count) >= reused[:, None]).to(state.device)
+        is_new = torch.from_numpy(np.arange(count) >= reused.host[:, None]).to(state.device)
         noise = state.rng.gumbel(state.positions(count), draft.q.shape[-1])
         q = self._generator.probs(state, draft, is_new, noise)
         tokens = torch.where(is_new, (q.log() + noise).argmax(-1), draft.tokens)

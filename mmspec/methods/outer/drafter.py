@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import EarlyExit, LayerFeatureTarget
@@ -29,7 +29,7 @@ from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.methods.outer.head import OuterHead
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import mirrored, on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -74,7 +74,7 @@ class OuterLayers:
         Returns:
             The coupled tokens, int64 [B, W], and their distributions, float32 [B, W, V].
         """
-        found = self._coupled(verdict, tokens, coupling, state, draws, self._part.forward)
+        found = self._coupled(verdict, tokens, coupling, state, draws, partial(read_window, self._part))
         assert found is not None
         return found
 
@@ -102,7 +102,7 @@ class OuterLayers:
         coupling: Callable[[Verdict, BatchState, WindowRNG], Tensor],
         state: BatchState,
         draws: WindowRNG,
-        read: Callable[[Tensor, NDArray[np.int64]], Logits | None],
+        read: Callable[[Tensor, Numbers], Logits | None],
     ) -> tuple[Tensor, Probs] | None:
         p = verdict.p
         for _ in range(self._passes):
@@ -120,16 +120,15 @@ class OuterLayers:
         return self._part.reads_ahead
 
 
-def _reread(verdict: Verdict, tokens: Tensor, state: BatchState, draws: WindowRNG) -> tuple[Tensor, NDArray[np.int64]]:
-    """The tokens of a window that are read again, int64 [B, W], and the position of the first, host int64 [B]."""
-    accepted, drafted = on_device(verdict.accepted, tokens.device), verdict.draft.window
+def _reread(verdict: Verdict, tokens: Tensor, state: BatchState, draws: WindowRNG) -> tuple[Tensor, Numbers]:
+    """The tokens of a window that are read again, int64 [B, W], and the position of the first, [B]."""
+    accepted, drafted = verdict.counts.on(tokens.device), verdict.draft.window
     if drafted is not None and state.ops.by_kernels:
         # Imported here: Triton may be missing.
         from mmspec.kernels.commit import reread_window
 
-        positions = on_device(draws.positions, tokens.device)
-        found = reread_window(drafted[:, :1], verdict.tokens, tokens, accepted, positions)
-        return found[:, :-1], mirrored(np.asarray(draws.positions)[:, 0] - 1, found[:, -1])
+        found = reread_window(drafted[:, :1], verdict.tokens, tokens, accepted, draws.positions.on(tokens.device))
+        return found[:, :-1], Numbers(draws.positions.host[:, 0] - 1, found[:, -1])
     rejected = torch.arange(tokens.shape[1], device=tokens.device) > accepted[:, None]
     new = torch.where(rejected, tokens, verdict.tokens)
     return torch.cat([state.last(), new[:, :-1]], dim=1), state.before

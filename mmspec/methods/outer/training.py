@@ -72,7 +72,7 @@ class WindowLosses:
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         states = self._target.layer_features()
-        at = np.array(state.before)
+        at = state.before.host
         if self._last is not None:
             with torch.enable_grad():
                 self._compare(verdict, state, draws, states, at, self._last, self._last_at)
@@ -98,9 +98,9 @@ class WindowLosses:
         tokens = torch.cat([state.last(), verdict.draft.tokens], dim=1)
         logits = self._target.reread(tokens, at, moved, self._part)
         q = self._sampler.probs(
-            Logits(logits.cond.float(), None if logits.uncond is None else logits.uncond.float()), draws.positions
+            Logits(logits.cond.float(), None if logits.uncond is None else logits.uncond.float()), draws.positions.host
         )
-        inside = torch.from_numpy((draws.positions < state.layout.length) & state.is_running[:, None])
+        inside = torch.from_numpy((draws.positions.host < state.layout.length) & state.is_running[:, None])
         mask = known & inside.to(known.device)
         if mask.any():
             self.found.append(masked_mean(self._loss(dense(verdict.p), q, None, None), mask))

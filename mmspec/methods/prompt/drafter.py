@@ -23,7 +23,6 @@ from mmspec.drafters.tree.specinfer import DISTINCT, StaticTreeDrafter, branchin
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.methods.prompt.head import PromptTokens
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rng import WindowRNG
@@ -57,7 +56,7 @@ class PromptRunner:
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         if isinstance(verdict, TreeVerdict):  # a single step reads no prompts
-            last = on_device(verdict.last, self._read.device)
+            last = verdict.last.on(self._read.device)
             self._q = self._read[torch.arange(len(last), device=last.device), last]
 
     def root(self, state: BatchState) -> Probs:

@@ -9,7 +9,6 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.jacobi import Jacobi
-from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Verdict
@@ -60,7 +59,7 @@ class ColumnRecycle:
 
             window = verdict.draft.window if p.shape[1] > 1 else state.last()
             read = torch.cat([state.last(), verdict.draft.tokens], dim=1) if window is None else window
-            positions, limits = (on_device(each, state.device) for each in (draws.positions, state.limits()))
+            positions, limits = (each.on(state.device) for each in (draws.positions, state.limits()))
             recycle_columns(read, positions, limits, lazy(p).stats.ints, self.table)
             return
         left = state.last() if p.shape[1] == 1 else torch.cat([state.last(), verdict.draft.tokens], dim=1)

@@ -25,7 +25,6 @@ from mmspec.drafters.token_init import (
     repeat_up,
     table_entry,
 )
-from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -89,9 +88,9 @@ class Recycle:
         from mmspec.methods.recycle.kernel import recycle
         from mmspec.sampling.lazy_probs import lazy
 
-        positions = on_device(draws.positions, state.device)
+        positions = draws.positions.on(state.device)
         drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
-        limits, line = on_device(state.limits(), state.device), state.layout.width or 0
+        limits, line = state.limits().on(state.device), state.layout.width or 0
         recycle(
             *state.storage(), positions, limits, drafts, lazy(verdict.p).stats.ints, self.table, line, self._vocab_size
         )

@@ -19,7 +19,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.methods.retrieval.head import ContextIndex, Datastore, Tokens, neighbor_distances
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -42,7 +42,7 @@ class RetrievalDrafter:
         self._distances = np.array(neighbor_distances(width))
         self._width = width
         self._p: Probs | None = None  # the latest target distributions, of which drafts take the form
-        self._window: NDArray[np.int64] | None = None  # the next window, see `host_arrays`
+        self._window: Numbers | None = None  # the next window, see `host_arrays`
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         self._p = verdict.p
@@ -69,14 +69,14 @@ class RetrievalDrafter:
         ends = zip(history, reach + state.length, strict=True)
         return np.stack([np.append(row[end - 1], found[row[:end].tobytes()]) for row, end in ends])
 
-    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+    def take_arrays(self, arrays: Sequence[Numbers]) -> None:
         """See `mmspec.decoding.drafter.UploadsWithWindow`."""
         (self._window,) = arrays
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.Drafter`."""
         found, self._window = self._window, None
-        window = on_device(self._windows(state, count) if found is None else found, state.device)
+        window = (Numbers(self._windows(state, count)) if found is None else found).on(state.device)
         assert self._p is not None, "every row has a token"
         return Draft(window[:, 1:], state.ops.one_hot(self._p, window[:, 1:]), window)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -22,10 +21,11 @@ from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.kernel_drafts import LONGEST, ForcedOnDevice
 from mmspec.drafters.token_init import TokenInit, neighbors_of_window, repeat_left, repeat_up, table_entry
 from mmspec.sampling.likeliest import likeliest
-from mmspec.sampling.mirrored import copied, on_device
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
+from mmspec.sampling.transfers import on_device
 
 _ENTRIES = 2**13  # the largest table of a row; pairs that share an entry overwrite each other
 _KEPT = 16  # tokens of a distribution that are stored
@@ -71,8 +71,8 @@ class StandDrafter:
             from mmspec.sampling.lazy_probs import lazy
 
             drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
-            positions, stored = on_device(draws.positions, state.device), Stored(self._tokens, self._probs)
-            limits, line = on_device(state.limits(), state.device), state.layout.width or 0
+            positions, stored = draws.positions.on(state.device), Stored(self._tokens, self._probs)
+            limits, line = state.limits().on(state.device), state.layout.width or 0
             store(lazy(verdict.p).stats, *state.storage(), positions, limits, drafts, stored, line)
             return
         left, up = neighbors_of_window(verdict, state)
@@ -92,10 +92,10 @@ class StandDrafter:
         p: Probs,
         tokens: Tensor | None,
         q: Probs | None,
-        accepted: NDArray[np.int64],
+        accepted: Numbers,
     ) -> Draft | None:
         """See `mmspec.drafters.kernel_drafts.WindowKernel`; None if drafts are reused, too."""
-        is_long = draws.positions.shape[1] > LONGEST
+        is_long = draws.positions.host.shape[1] > LONGEST
         if not state.ops.by_kernels or state.layout.cell or is_long or tokens is not None:
             return None
         # Imported here: Triton may be missing.
@@ -103,18 +103,18 @@ class StandDrafter:
         from mmspec.methods.stand.kernel import Stored, draft_stored
         from mmspec.sampling.lazy_probs import LazyProbs
 
-        positions, stored = on_device(draws.positions, state.device), Stored(self._tokens, self._probs)
+        positions, stored = draws.positions.on(state.device), Stored(self._tokens, self._probs)
         line, forced = state.layout.width or 0, self._forced(state)
         found = draft_stored(*state.storage(), positions, draws[INIT], stored, line, self._vocab_size, forced)
         sampled = LazyProbs.known(SoftmaxStats(found.logits, None, None, found.floats, found.ints))
         return Draft(found.window[:, 1:], sampled, found.window)
 
-    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         self._sampled = []
         draft = self._slots.extend(state, draft, reused, draws)
-        first, q = int(reused.min()), dense(draft.q).clone()
-        kept = copied(torch.from_numpy(np.arange(q.shape[1]) < reused[:, None]), q.device)
+        first, q = int(reused.host.min()), dense(draft.q).clone()
+        kept = on_device(np.arange(q.shape[1]) < reused.host[:, None], q.device)
         for slot, (sampled, tokens, probs) in enumerate(self._sampled, first):
             # A forced token, a reused one and one of the fallback were not sampled, and keep their q.
             stored = (probs.sum(-1) > 0) & (draft.tokens[:, slot] == sampled)
