@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from mmspec.arguments import shown
-from mmspec.errors import ArgumentError, did_you_mean
+from mmspec.arguments.keywords import check_config
+from mmspec.errors import ArgumentError
 
 Options = TypeVar("Options")
 
@@ -25,12 +26,7 @@ def options_of(kind: type[Options], config: Mapping[str, Any], family: str, othe
         ArgumentError: If there is no such option.
     """
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    for name in config:
-        if name not in known:
-            raise ArgumentError(
-                f"config has {name!r}, which {family} does not have{did_you_mean(name, known)}; it may have "
-                f"{', '.join(map(repr, (*others, *known)))}"
-            )
+    check_config(config, family, (*others, *known))
     return kind(**config)
 
 

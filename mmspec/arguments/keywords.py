@@ -41,6 +41,21 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "draft_model": ("pass it when the model is loaded, and recipe='draft' to the call",),
     "assistant_model": ("pass it as draft model when the model is loaded, and recipe='draft' to the call",),
 }
+
+
+def check_config(config: Iterable[str], owner: str, names: Sequence[str]) -> None:
+    """Checks that the options of a `config` are among those that a model has.
+
+    Raises:
+        ArgumentError: If one is not.
+    """
+    for name in sorted(set(config) - set(names)):
+        raise ArgumentError(
+            f"config has {name!r}, which {owner} does not have{did_you_mean(name, names)}; it may have "
+            f"{', '.join(map(repr, names))}"
+        )
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

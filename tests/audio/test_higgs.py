@@ -112,7 +112,7 @@ def test_errors() -> None:
     pipe = mmspec.load(model, processor=processor)
     with pytest.raises(PromptError, match="text contains '<|AUDIO_OUT|>', which stands for audio".replace("|", r"\|")):
         pipe("Say <|AUDIO_OUT|>.")
-    with pytest.raises(ArgumentError, match="config has 'scenes', which Higgs does not have; it may have"):
+    with pytest.raises(ArgumentError, match="config has 'scenes', which Higgs does not have .did you mean 'scene'"):
         mmspec.load(model, processor=processor, config={"scenes": "x"})
     with pytest.raises(ArgumentError, match="transcript of the reference audio is missing; Higgs Audio continues"):
         pipe.with_reference_audio(wave(), 24000)

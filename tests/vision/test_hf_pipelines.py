@@ -548,7 +548,11 @@ LOADS: list[tuple[str, dict[str, Any], str]] = [
     ("janus", {"tokenizer": "vqgan.ckpt"}, "tokenizer='vqgan.ckpt' does not exist"),
     ("janus", {"config": {"layout": "anole"}}, "layout is not an option of JanusForCond"),
     ("chameleon", {"config": {"layout": "anol"}}, "layout='anol' is not allowed (did you mean 'anole'?); use one of"),
-    ("chameleon", {"config": {"side": 3}}, "config has 'side', which is not allowed; the only option is 'layout'"),
+    (
+        "chameleon",
+        {"config": {"side": 3}},
+        "config has 'side', which ChameleonForConditionalGeneration does not have; it may have 'layout'",
+    ),
     ("janus", {"device": "cpu"}, "device was given with a loaded model; move or convert the model"),
     ("janus", {"dtype": torch.bfloat16}, "dtype was given with a loaded model; move or convert the model"),
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmspec import hub
 from mmspec.arguments import shown
+from mmspec.arguments.keywords import check_config
 from mmspec.errors import ArgumentError, MMSpecError
 from mmspec.files.checkpoint import building, check_tensors, count_blocks, read_header, read_tensors, sizes_of
 from mmspec.vision.cosmos_ar.pipeline import CosmosPipeline, check_tokenizer
@@ -61,11 +62,7 @@ def load_cosmos_ar(path: Path, config: Mapping[str, Any] | None = None) -> Cosmo
     file = path / FILE if path.is_dir() else path
     given = dict(config or {})
     shape, yarn = given.pop("video_latent_shape", LATENT_SHAPE), given.pop("apply_yarn", None)
-    if given:
-        raise ArgumentError(
-            f"config has {sorted(given)[0]!r}, which is not allowed; options are 'video_latent_shape', 'apply_yarn' "
-            "and 'draft_model'"
-        )
+    check_config(given, "Cosmos", ("video_latent_shape", "apply_yarn", "draft_model"))
     if (
         not isinstance(shape, (list, tuple))
         or len(shape) != 3

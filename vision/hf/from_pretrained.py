@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmspec.arguments import shown
+from mmspec.arguments.keywords import check_config
 from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import adapters
 from mmspec.hf.folder import load_model, model_class, read_json, read_processor, read_tokenizer
@@ -171,8 +172,7 @@ def from_model(
     """
     options = dict(config or {})
     layout = options.pop("layout", None)
-    if options:
-        raise ArgumentError(f"config has {sorted(options)[0]!r}, which is not allowed; the only option is 'layout'")
+    check_config(options, type(model).__name__, ["layout"])
     if not isinstance(layout, (str, type(None))):
         raise ArgumentError(f"layout={shown(layout)} is not allowed; it is a name")
     vqvae = None if tokenizer is None else load_decoder(Path(tokenizer)).to(input_device(model))

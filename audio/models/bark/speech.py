@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
@@ -111,6 +112,5 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     Raises:
         ArgumentError: For unknown options.
     """
-    if config:
-        raise ArgumentError(f"config has {sorted(config)[0]!r}, which Bark does not have; it may have 'draft_model'")
+    check_config(config, "Bark", ["draft_model"])
     return BarkAdapter(model, processor, codec or codec_of(model.codec_model), draft_model)

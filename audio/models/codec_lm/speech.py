@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
@@ -198,12 +199,7 @@ def make(
     Raises:
         ArgumentError: For unknown options, and if there is no codec.
     """
-    if options:
-        known = ("codec", "draft_model", "voice", *frontend.options)
-        listed_names = f"{', '.join(map(repr, known[:-1]))} and {known[-1]!r}"
-        raise ArgumentError(
-            f"config has {sorted(options)[0]!r}, which this model does not have; it may have {listed_names}"
-        )
+    check_config(options, "this model", ("codec", "draft_model", "voice", *frontend.options))
     if codec is None:
         raise ArgumentError(
             "this model generates codes, and the codec that decodes them belongs to another library; pass one as "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import check_integer
+from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.codec import Codec
@@ -23,7 +24,6 @@ from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.batching.request import PreparedBatch
-from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -173,11 +173,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     """
     options = dict(config)
     frames, ahead = options.pop("frames", MAX_FRAMES), options.pop("ahead", 0)
-    if options:
-        wrong = sorted(options)[0]
-        raise ArgumentError(
-            f"config has {wrong!r}, which CSM does not have; it may have 'draft_model', 'frames' and 'ahead'"
-        )
+    check_config(options, "CSM", ("draft_model", "frames", "ahead"))
     check_integer("frames", frames, 1, 2**31)
     check_integer("ahead", ahead, 0, MAX_AHEAD)
     return CsmAdapter(model, processor, codec or codec_of(model.codec_model), draft_model, frames, ahead)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
@@ -184,8 +185,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     Raises:
         ArgumentError: For unknown options, and if there is no codec.
     """
-    if config:
-        raise ArgumentError(f"config has {sorted(config)[0]!r}, which Dia does not have; it may have 'draft_model'")
+    check_config(config, "Dia", ["draft_model"])
     own = getattr(processor, "audio_tokenizer", None)
     if codec is None and own is None:
         raise ArgumentError("Dia comes without a codec; pass its processor, or a DAC's folder or Hub id as tokenizer=")

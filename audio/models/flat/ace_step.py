@@ -15,6 +15,7 @@ import yaml
 from torch import Tensor
 
 from mmspec.arguments import shown
+from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.models.flat.left_padding import flat_prompt
@@ -226,10 +227,7 @@ def make(
     Raises:
         ArgumentError: For unknown and missing options.
     """
-    if unknown := sorted(set(config) - set(OPTIONS)):
-        raise ArgumentError(
-            f"config has {unknown[0]!r}, which ACE-Step does not have; it may have {', '.join(OPTIONS)}"
-        )
+    check_config(config, "ACE-Step", OPTIONS)
     metadata = config.get("metadata")
     if not isinstance(metadata, Mapping) or not set(METADATA) <= set(metadata) <= set(FIELDS):
         raise ArgumentError(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import check_integer, shown
+from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
@@ -190,11 +191,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     """
     options = dict(config)
     frames, scene = options.pop("frames", MAX_FRAMES), options.pop("scene", SCENE)
-    if options:
-        raise ArgumentError(
-            f"config has {sorted(options)[0]!r}, which Higgs does not have; it may have 'draft_model', 'frames' and "
-            "'scene'"
-        )
+    check_config(options, "Higgs", ("draft_model", "frames", "scene"))
     check_integer("frames", frames, 1, 2**31)
     if scene is not None and not isinstance(scene, str):
         raise ArgumentError(f"scene={shown(scene)} is not allowed; it must be a string, or None for no scene")

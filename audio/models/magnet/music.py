@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import check_integer, check_number, shown
+from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs import CODECS, codec_of
@@ -21,7 +22,7 @@ from mmspec.audio.models.magnet.model import MagnetTransformer
 from mmspec.audio.models.magnet.process import LAST_GUIDANCE, MagnetProcess, SpanSchedule
 from mmspec.batching.closed import PreparedClosed
 from mmspec.decoding.step import Watch
-from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.folder import folder_of, load_model, read_tokenizer
 from mmspec.masked.loop import MaskedBatch
 from mmspec.recipes import Recipe
@@ -157,11 +158,7 @@ def from_folder(
         ArgumentError: For unknown options, and parts that are not found.
         ModelError: For missing, broken or unsupported files.
     """
-    if unknown := sorted(set(config) - set(OPTIONS)):
-        raise ArgumentError(
-            f"config has {unknown[0]!r}, which MAGNeT does not have{did_you_mean(unknown[0], OPTIONS)}; it may have "
-            f"{', '.join(map(repr, OPTIONS))}"
-        )
+    check_config(config, "MAGNeT", OPTIONS)
     model, named = read_magnet(folder, device, dtype if isinstance(dtype, torch.dtype) else torch.float32)
     options = dict(config)
     encoder = read_text_encoder(options.pop("text_encoder", named), device)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
@@ -129,8 +130,5 @@ def make(
     Raises:
         ArgumentError: For unknown options.
     """
-    if config:
-        raise ArgumentError(
-            f"config has {sorted(config)[0]!r}, which MusicGen does not have; it may have 'draft_model'"
-        )
+    check_config(config, "MusicGen", ["draft_model"])
     return MusicgenAdapter(model, processor, codec or musicgen_codec(model), draft_model)

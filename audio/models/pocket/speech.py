@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.arguments import check_integer, shown
+from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import PocketCodec
@@ -152,11 +153,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     """
     options, name = dict(config), type(model).__name__
     given, frames = options.pop("voices", {}), options.pop("frames", None)
-    if options:
-        wrong = sorted(options)[0]
-        raise ArgumentError(
-            f"config has {wrong!r}, which {name} does not have; it may have 'draft_model', 'frames' and 'voices'"
-        )
+    check_config(options, name, ("draft_model", "frames", "voices"))
     if frames is not None:
         check_integer("frames", frames, 1, 2**31)
     if not isinstance(given, Mapping):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.arguments import check_integer, shown
+from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import VibeVoiceCodec
@@ -205,11 +206,8 @@ def make(
     """
     options = dict(config)
     given, frames = options.pop("voices", {}), options.pop("frames", None)
-    if options or codec is not None:
-        wrong = sorted(options)[0] if options else "codec"
-        raise ArgumentError(
-            f"config has {wrong!r}, which VibeVoice does not have; it may have 'draft_model', 'frames' and 'voices'"
-        )
+    given_names = [*options, *(["codec"] if codec is not None else [])]
+    check_config(given_names, "VibeVoice", ("draft_model", "frames", "voices"))
     if frames is not None:
         check_integer("frames", frames, 1, 2**31)
     if not isinstance(given, Mapping):
