@@ -66,6 +66,7 @@ class DeviceWindows(Windows):
     def commit(self, verdict: Outcome) -> NDArray[np.int64]:
         """See `Windows.commit`; what the device has committed is only counted."""
         if self._is_written:
+            self._latest = None
             return self.state.gain(verdict.tokens, verdict.accepted, verdict.on_host)
         return super().commit(verdict)
 

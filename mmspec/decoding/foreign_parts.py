@@ -84,7 +84,9 @@ def check_tree(drafter: Any, draft: Any, rows: int) -> None:
     Raises:
         PluginError: If it is no `TreeDraft` of as many rows.
     """
-    if not isinstance(draft, TreeDraft) or not _are_tokens(draft.tokens, (rows, *draft.tokens.shape[1:])):
+    tokens = getattr(draft, "tokens", None)
+    shape = (rows, *tokens.shape[1:]) if isinstance(tokens, Tensor) else ()
+    if not isinstance(draft, TreeDraft) or not _are_tokens(tokens, shape):
         must = f"a mmspec.sampling.tree.TreeDraft with tokens, int64 [{rows}, nodes]"
         raise refused(_called(drafter, "propose"), must, getattr(draft, "tokens", draft))
 

@@ -114,9 +114,11 @@ class Windows:
 
     def commit(self, verdict: Outcome) -> NDArray[np.int64]:
         """Appends the accepted tokens; returns the number of tokens that each row gained, host int64 [B]."""
-        tokens = verdict.tokens
-        self._latest = (self.state.ids, tokens) if tokens.shape[1] == 1 else None
-        return self.state.commit(tokens, verdict.accepted, verdict.on_host)
+        tokens, self._latest = verdict.tokens, None
+        gained = self.state.commit(tokens, verdict.accepted, verdict.on_host)
+        if tokens.shape[1] == 1:
+            self._latest = self.state.ids, tokens
+        return gained
 
     def _begin(self, width: int, iteration: NDArray[np.int64]) -> WindowRNG:
         """Begins a window with drafts; returns its random numbers."""
@@ -137,7 +139,9 @@ class Windows:
         return read_window(self.target, window, state.before)
 
     def _tested(self, p: Probs, opened: OpenedWindow) -> Outcome:
-        rule = bind_features(self.rule, self.target, len(self.state.ids))
+        rule = self.rule
+        if opened.draft is not NOTHING:
+            rule = bind_features(rule, self.target, len(self.state.ids))
         verdict = self.sampler.verify(p, opened.draft, rule, opened.draws)
         self.meter.clock.lap("rule")
         return verdict

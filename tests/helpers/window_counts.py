@@ -40,6 +40,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.window_policy import FixedWindow
 from mmspec.drafters import draft_model as draft_model_module
 from mmspec.drafters.ngram import NGramTable
 from mmspec.environment.setup_work import setups
@@ -68,6 +69,16 @@ AHEAD = [
 ]  # fmt: skip
 
 
+class Unforeseen(FixedWindow):
+    """A policy that takes a single step in place of every fourth window, and does not say so before."""
+
+    calls = 0
+
+    def choose(self) -> int:
+        object.__setattr__(self, "calls", self.calls + 1)
+        return self.width if self.calls % 4 else 1
+
+
 class AtOnce:
     """In place of a thread, which the device does not know: does the work when it is submitted."""
 
@@ -89,6 +100,7 @@ def windows(
     failing: bool = False,
     misread: bool = False,
     misplaced: bool = False,
+    unforeseen: bool = False,
 ) -> dict[str, Any]:
     """What each window and each single step of a decode costs, and the tokens of the first rows.
 
@@ -100,6 +112,7 @@ def windows(
         failing: Whether every third of these fails; all tokens are then read after each window.
         misread: Whether drafts that are made ahead follow the token before the last one, which is wrong.
         misplaced: Whether outer layers read a window again where the next one begins, which is wrong.
+        unforeseen: Whether single steps take the place of windows whose calls have been launched.
     """
     torch.manual_seed(0)
     found: list[dict[str, Any]] = []
@@ -192,6 +205,8 @@ def windows(
             patch.setattr(Meter, "count", counting)
             if not ahead:
                 patch.setattr(device_windows, "parts_ahead", lambda *_: None)
+            if unforeseen:
+                patch.setattr("mmspec.decoding.assembly.FixedWindow", Unforeseen)
             if failing:
                 patch.setattr(CUDAGraphTarget, "forward_ahead", refusing)
             if misplaced:
@@ -250,6 +265,8 @@ def main() -> None:
     for recipe in AHEAD:
         for ahead, name in ((True, "ahead"), (False, "after")):
             cases[f"{recipe} {name}"] = windows(recipe, 4, 30, ahead)
+            if recipe != "plain":
+                cases[f"{recipe} {name} unforeseen"] = windows(recipe, 4, 30, ahead, unforeseen=True)
     cases[f"{AHEAD[5]} misplaced"] = windows(AHEAD[5], 4, 30, misplaced=True)
     cases[f"{AHEAD[3]} misread"] = windows(AHEAD[3], 4, 30, misread=True)
     for recipe in AHEAD[:1] + AHEAD[2:]:

@@ -128,7 +128,8 @@ def _reread(verdict: Verdict, tokens: Tensor, state: BatchState, draws: WindowRN
         from mmspec.kernels.commit import reread_window
 
         found = reread_window(drafted[:, :1], verdict.tokens, tokens, accepted, draws.positions.on(tokens.device))
-        return found[:, :-1], Numbers(draws.positions.host[:, 0] - 1, found[:, -1])
+        # Of a window that was opened ahead, the host's positions are bounds; its lengths are exact.
+        return found[:, :-1], Numbers(state.length - 1, found[:, -1])
     rejected = torch.arange(tokens.shape[1], device=tokens.device) > accepted[:, None]
     new = torch.where(rejected, tokens, verdict.tokens)
     return torch.cat([state.last(), new[:, :-1]], dim=1), state.before
