@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from inspect import signature
 from itertools import pairwise
+from re import sub
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +30,7 @@ from mmspec.cli.options import (
 )
 from mmspec.cli.pipelines import load_pipeline
 from mmspec.cli.run_progress import EVERY, LogEvery, RunProgress
+from mmspec.errors import ArgumentError
 from mmspec.recipes import default_recipe, parse
 
 if TYPE_CHECKING:
@@ -71,7 +73,13 @@ def bench_predict(
     limits.RECIPES.check("--recipes", len(names))
     limits.OUTPUTS.check("--samples", samples)
     limits.OUTPUTS.check("--batch", batch)
-    chosen = [parse(text) for text in names]
+    chosen = [recipe for recipe in map(parse, names) if recipe.info.drafts]
+    for text in names:
+        if "window=" in text:
+            raise ArgumentError(f"--recipes {text} sets a window, which predict chooses; leave it out")
+    if not chosen:
+        raise ArgumentError(f"--recipes {recipes} has no drafts; plain decoding is measured in any case")
+    chosen = list({str(recipe): recipe for recipe in chosen}.values())
 
     from mmspec.metrics.bench.predict import calls, predict
     from mmspec.metrics.bench.recipes import SamplingOverrides
@@ -140,7 +148,7 @@ def telling(shares: Sequence[float | None], first: int = 4, later: int = 2) -> l
 
 
 def _name(row: Prediction) -> str:
-    return row.recipe.partition(":")[0]
+    return sub(r"window=\d+,?", "", row.recipe).rstrip(":,")
 
 
 def _text(interval: Interval) -> str:

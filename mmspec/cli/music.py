@@ -34,6 +34,7 @@ from mmspec.cli.options import (
     read_recipe,
 )
 from mmspec.cli.pipelines import load_audio_pipeline
+from mmspec.recipes import configured_recipe
 
 
 def music(
@@ -80,4 +81,6 @@ def music(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
         guidance_scale=guidance_scale, sampling_rate=sampling_rate,
     )  # fmt: skip
+    if chosen is None and window is not None:
+        chosen = read_recipe(configured_recipe(pipe), window)
     generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json, batch_size))

@@ -38,6 +38,7 @@ from mmspec.cli.options import (
 from mmspec.cli.pipelines import load_audio_pipeline, without_bars
 from mmspec.errors import PromptError
 from mmspec.media.text import lines_of
+from mmspec.recipes import configured_recipe
 
 
 def speak(
@@ -96,6 +97,8 @@ def speak(
         guidance_scale=guidance_scale, pause=pause, sampling_rate=sampling_rate,
     )  # fmt: skip
     pipe = without_bars(load_audio_pipeline(model, device, voice_file, voice_text, options, codec, dtype), drafter)
+    if chosen is None and window is not None:
+        chosen = read_recipe(configured_recipe(pipe), window)
     generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json, batch_size))
 
 

@@ -14,9 +14,10 @@ from mmspec.drop_in.kinds import replaceable
 from mmspec.drop_in.replacement import Settings, found_on, total_of
 from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
+from mmspec.hf.generate import choose_recipe
 from mmspec.hf.options import check_options
 from mmspec.knobs import Value
-from mmspec.recipes import DEFAULT, Recipe, parse
+from mmspec.recipes import Recipe, parse
 from mmspec.registry import heads as head_kinds
 
 T = TypeVar("T")
@@ -59,15 +60,20 @@ def accelerate(
     """
     check_flag("enabled", enabled)
     check_options(draft_model, table, heads, None, False)
-    chosen = None if recipe is None and not knobs else parse(recipe or DEFAULT)
-    if chosen is not None:
-        chosen = Recipe(str(chosen), knobs) if knobs else chosen
-        refuse_missing(chosen, draft_model, heads, table)
+    chosen = None if recipe is None else parse(recipe)
     found = replaceable(obj)
+    if chosen is None:  # the default of each call, which may bring a draft model
+        usual = choose_recipe(None, draft_model, found[0][0].device.type)
+        refuse_misfits(usual, draft_model, heads, table)
+        chosen = Recipe(usual.name, {**usual.knobs, **knobs}) if knobs else None
+    elif knobs:
+        chosen = Recipe(str(chosen), knobs)
+    if chosen is not None:
+        refuse_misfits(chosen, draft_model, heads, table)
     for owner, kind in found:
         before = found_on(owner, kind.NAME)
         if before is not None:
-            before.remove()
+            before.remove(owner)
         if enabled:
             kind(owner, Settings(chosen, draft_model, heads, table)).install()
     return obj
@@ -108,7 +114,7 @@ def accelerated(
         for owner, kind, earlier in before:
             within = found_on(owner, kind.NAME)
             if within is not None:
-                within.remove()
+                within.remove(owner)
             if earlier is not None:
                 earlier.install()
 
@@ -132,11 +138,11 @@ def last_stats(obj: object) -> Stats | None:
     return total_of(stats) if len(stats) == len(found) else None
 
 
-def refuse_missing(recipe: Recipe, draft_model: object, heads: Sequence[Head], table: Tensor | None) -> None:
-    """Checks that a recipe has what it drafts with, which a call could not give.
+def refuse_misfits(recipe: Recipe, draft_model: object, heads: Sequence[Head], table: Tensor | None) -> None:
+    """Checks that a recipe has what it drafts with, which a call could not give, and nothing else.
 
     Raises:
-        ArgumentError: If something is missing.
+        ArgumentError: If something is missing, or would have no effect.
     """
     networks = {recipe.info.runner, recipe.knobs.get("start"), recipe.knobs.get("refresh")}
     for needed, given, name in (
@@ -146,3 +152,5 @@ def refuse_missing(recipe: Recipe, draft_model: object, heads: Sequence[Head], t
     ):
         if needed and not given:
             raise ArgumentError(f"recipe '{recipe}' drafts with {name}, which is missing; give {name}=")
+        if given and not needed:
+            raise ArgumentError(f"{name} has no effect: recipe '{recipe}' does not draft with it; leave it out")

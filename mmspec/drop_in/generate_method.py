@@ -18,7 +18,7 @@ from mmspec.drop_in.own_loops import loop_of
 from mmspec.drop_in.replacement import Replacement
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hf.call import call_generate
-from mmspec.hf.generate import choose_recipe
+from mmspec.hf.generate import choose_recipe, generate
 
 # Arguments of `mmspec.generate` that are no arguments of a model's `generate`.
 OURS = (
@@ -51,8 +51,12 @@ class GenerateMethod(Replacement):
         signature = inspect.signature(self.__wrapped__)
         signature.bind(*positional, **named)  # a TypeError as that of the method itself
         arguments = {**signature.bind_partial(*positional).arguments, **named}
+        other_loop = arguments.get("custom_generate")
+        if other_loop is generate:
+            self.stats = None
+            return self.__wrapped__(*positional, **named)
         for name in OURS:
-            if name in arguments:
+            if other_loop is None and name in arguments:
                 raise ArgumentError(
                     f"{name} is not an argument of {self.name}; give it to mmspec.accelerate, or leave it out (the "
                     "seed is that of torch.manual_seed)"
@@ -89,6 +93,8 @@ class GenerateMethod(Replacement):
             ModelError: As `call_generate`.
         """
         model, settings = self.owner, self.settings
+        if self._previous:
+            raise ArgumentError("another package has set generate on this object before, which mmspec would pass by")
         config = arguments.get("generation_config") or model.generation_config
         for name, why in KEPT_BACK.items():
             value = arguments.get(name, getattr(config, name, None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import Parameter, signature
 from typing import Any
 
 from transformers.generation import GenerationMixin
@@ -64,4 +65,7 @@ def loop_of(model: Any, arguments: dict[str, Any]) -> tuple[Callable[..., Any], 
     for kind in type(model).__mro__:
         if kind.__name__ in OWN_LOOPS:
             return partial(GenerationMixin.generate, model), OWN_LOOPS[kind.__name__](model, arguments)
-    return partial(type(model).generate, model), arguments
+    own = type(model).generate
+    if all(parameter.kind != Parameter.VAR_KEYWORD for parameter in signature(own).parameters.values()):
+        raise ArgumentError(f"{type(model).__name__}.generate has arguments of its own, and hands no other loop on")
+    return partial(own, model), arguments

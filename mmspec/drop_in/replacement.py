@@ -80,12 +80,12 @@ class Replacement:
         """Sets the method on its object."""
         setattr(self.owner, self.NAME, self)
 
-    def remove(self) -> None:
-        """Leaves the object as it was."""
+    def remove(self, owner: Any) -> None:
+        """Leaves an object, the owner or a shallow copy of it, as it was."""
         if self._previous:
-            setattr(self.owner, self.NAME, self._previous[0])
+            setattr(owner, self.NAME, self._previous[0])
         else:
-            delattr(self.owner, self.NAME)
+            delattr(owner, self.NAME)
 
     def keep(self, stats: Sequence[Stats], recipe: Recipe) -> None:
         """Keeps the statistics of a call, which are those of its runs, and logs them."""

@@ -31,8 +31,6 @@ IGNORED: list[tuple[list[str], str]] = [
     (["report", "d", "--format", "md", "--metric", "nll"], "--metric requires --format svg or png"),
     (["speak", "hello", "--stream", "--batch-size", "2"], "--stream takes no --batch-size"),
     (["music", "rain", "--stream", "--batch-size", "2"], "--stream takes no --batch-size"),
-    (["speak", "hello", "--window", "4"], "--window requires --recipe"),
-    (["music", "rain", "--window", "4"], "--window requires --recipe"),
     (["speak", "hello", "--voice-text", "x"], "--voice-text requires --voice-file"),
     (["serve", "spoken", "--allowed-local-media-path", "/"], "requires --allow-reference-audio"),
     ([*TRAIN, "--markov-rank", "8"], "--markov-rank requires --kind block"),

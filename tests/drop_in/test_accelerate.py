@@ -368,3 +368,58 @@ def test_other_errors() -> None:
     model.lm_head.weight.data.fill_(torch.nan)
     with pytest.raises(ModelError):
         call(mmspec.accelerate(model), do_sample=True)
+
+
+def test_what_another_package_has_set_is_not_passed_by(caplog: pytest.LogCaptureFixture) -> None:
+    """Greedy tokens are those of the object as it was given."""
+    model = tiny_speech.flat()
+
+    def suppressing(*positional: Any, **named: Any) -> Any:
+        return type(model).generate(model, *positional, **named, suppress_tokens=[1, 12])
+
+    own = call(model)
+    model.generate = suppressing
+    theirs = call(model)
+    assert not torch.equal(own, theirs), "a weak test"
+    mmspec.accelerate(model, "scd")
+    assert torch.equal(call(model), theirs) and "another package has set generate" in notes(caplog)[0]
+    mmspec.accelerate(model, enabled=False)
+    assert model.generate is suppressing
+
+
+def test_a_class_whose_generate_has_arguments_of_its_own_runs_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_speech.flat()
+
+    class Own(type(model)):  # type: ignore[misc]
+        def generate(self, length: int = 4) -> Tensor:
+            return torch.arange(length)
+
+    model.__class__ = Own
+    mmspec.accelerate(model, "scd")
+    assert model.generate(length=3).tolist() == [0, 1, 2] and "arguments of its own" in notes(caplog)[0]
+
+
+def test_a_shallow_copy_is_taken_off_alone() -> None:
+    model = mmspec.accelerate(tiny_speech.flat(), "scd")
+    copied = copy.copy(model)
+    mmspec.accelerate(copied, enabled=False)
+    assert "generate" not in vars(copied) and "generate" in vars(model)
+    call(model)
+    assert mmspec.last_stats(model) is not None
+
+
+def test_a_call_that_names_our_loop_keeps_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    model = mmspec.accelerate(tiny_speech.flat(), "scd")
+    ours = call(model)
+    assert torch.equal(call(model, custom_generate=mmspec.generate, recipe="recycle"), ours) and not notes(caplog)
+
+
+def test_a_draft_model_without_effect_is_refused() -> None:
+    model, draft = tiny_speech.flat(), tiny_speech.flat()
+    for recipe in ("scd", "plain"):
+        with pytest.raises(ArgumentError, match=f"draft_model has no effect: recipe '{recipe}' does not draft with it"):
+            mmspec.accelerate(model, recipe, draft_model=draft)
+    mmspec.accelerate(model, draft_model=draft, window=4)
+    ids = call(model)
+    stats = mmspec.last_stats(model)
+    assert stats is not None and stats.draft_calls > 0 and torch.equal(ids, call(tiny_speech.flat()))

@@ -132,7 +132,7 @@ def test_a_recipe_that_is_not_possible_is_said() -> None:
 
 @pytest.mark.parametrize(("per_draft", "noted"), [(0.02, False), (0.0, False), (-0.01, True)])
 def test_a_clock_that_cannot_be_trusted_is_said(per_draft: float, noted: bool) -> None:
-    text = page(predict(Pipe(per_draft=per_draft), ["a"] * 2, [SCD, SJD]))
+    text = page(predict(Pipe(per_draft=per_draft), ["a"] * 2, [SCD, parse("scd:start=left"), SJD]))
     assert ("note: a wider window took less time" in text) == noted
 
 
@@ -182,6 +182,8 @@ def test_the_command(loaded: Pipe, capsys: pytest.CaptureFixture[str]) -> None:
         (["--samples", "1"], "--samples"),
         (["--recipes", ","], "--recipes: no recipe named"),
         (["--recipes", "scdd"], "'scdd'"),
+        (["--recipes", "scd,sjd:window=8"], "sjd:window=8 sets a window, which predict chooses"),
+        (["--recipes", "plain"], "plain has no drafts"),
         (
             ["--recipes", "recycle", "--prompt", "x"],
             "recipes=recycle is not possible for this model: this",
