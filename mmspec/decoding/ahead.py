@@ -62,7 +62,7 @@ class DraftsAhead(Protocol):
         """Drafts the window after a verdict. `observe` is called with the same verdict, once its counts are known.
 
         Args:
-            verdict: The verdict; its `accepted` is on the device, and 0 on the host.
+            verdict: The verdict; its `counts` are known on the device, and 0 on the host.
             state: The batch, in which the next window is open.
             draws: The random numbers of the verdict's window.
             following: Those of the next window.

@@ -28,7 +28,7 @@ from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.sampler import Sampler
 
-# What is committed of a verdict, and which rows are running, host bool [B].
+# (verdict, which rows are running, host bool [B]) -> what is committed of it.
 Cut = Callable[[Any, NDArray[np.bool_]], Any]
 
 # Rows that have finished stay in the batch until one in so many has: dropping rows copies the KV cache of the others.
