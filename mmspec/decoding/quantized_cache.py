@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rows import put_rows
+from mmspec.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from mmspec.decoding.gear import Gear
@@ -164,7 +166,7 @@ def dequantize(codes: Tensor, scale: Tensor, bits: int, dtype: torch.dtype) -> T
 
 
 def cache_distance(
-    make: Callable[[], Any], sampler: Any, tokens: Tensor, bits: int, gear: Gear | None = None
+    make: Callable[[], Any], sampler: Sampler, tokens: Tensor, bits: int, gear: Gear | None = None
 ) -> Tensor:
     """How far a quantized cache moves the target distribution: total variation at each token, float32 [B, N].
 
@@ -178,8 +180,8 @@ def cache_distance(
 
     def probs() -> Tensor:
         target = make()
-        first = dense(sampler(target.prefill(), np.zeros((len(tokens), 1), dtype=np.int64)))
-        positions = np.tile(np.arange(1, tokens.shape[1]), (len(tokens), 1))
+        first = dense(sampler(target.prefill(), Numbers(np.zeros((len(tokens), 1), dtype=np.int64))))
+        positions = Numbers(np.tile(np.arange(1, tokens.shape[1]), (len(tokens), 1)))
         later = dense(sampler(target.forward(tokens[:, :-1], np.zeros(len(tokens), dtype=np.int64)), positions))
         return torch.cat([first, later], dim=1)
 

@@ -214,7 +214,7 @@ class Broken:
 
         def frame(depth: CapturedDepth, numbers: Any, *more: Any) -> Any:
             first.append(numbers)
-            return own(depth, first[0][: len(numbers)], *more)
+            return own(depth, first[0].part(np.s_[: len(numbers.host)]), *more)
 
         patch.setattr(CapturedDepth, "frame", frame)
 

@@ -21,6 +21,7 @@ from mmspec.audio.models.flat.speech import FlatAdapter
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.logits_processors import RepetitionPenalty
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "outetts.json").read_text())
@@ -107,9 +108,11 @@ def test_samples_follow_truncation_at_drafted_positions(pipe: Any) -> None:
     one = adapter.prepare_rows([part], parse("plain"), [sampling])
     with torch.inference_mode():
         sampler = one.layout.sampler([sampling], one.target.device)
-        first = sampler(one.target.prefill(), np.zeros((1, 1), dtype=np.int64))[0, 0]
+        first = sampler(one.target.prefill(), Numbers(np.zeros((1, 1), dtype=np.int64)))[0, 0]
         likely = int(first.argmax())
-        second = sampler(one.target.forward(torch.tensor([[likely]]), np.zeros(1, np.int64)), np.array([[1]]))[0, 0]
+        second = sampler(one.target.forward(torch.tensor([[likely]]), np.zeros(1, np.int64)), Numbers(np.array([[1]])))[
+            0, 0
+        ]
     tokens = sampled(sampling)
     for p, found in ((first, tokens[:, 0]), (second, tokens[tokens[:, 0] == likely, 1])):
         expected, counted = p * len(found), torch.bincount(found, minlength=len(p))

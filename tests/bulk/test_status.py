@@ -94,7 +94,7 @@ def test_folders_of_other_names_are_no_shards(name: str, tmp_path: Path) -> None
     [
         (["--status", "none"], "--status: 'none' is not the folder of a run of `mmspec generate`"),
         (["--status", "."], "--status: '.' is not the folder of a run of `mmspec generate`"),
-        (["--status", ".", "-o", "out"], "--status looks at a folder and generates nothing; leave --prompts and"),
+        (["--status", ".", "-o", "out"], "--status takes no --output; leave one of them out"),
         (["-o", "out"], "--prompts is missing; see `mmspec generate -h`"),
         (["--prompts", "p"], "-o/--output is missing; see `mmspec generate -h`"),
     ],

@@ -72,7 +72,7 @@ class RecordingRunner(BlockRunner):
 
     def reveal(self, tokens: Tensor, reused: Any) -> None:
         super().reveal(tokens, reused)
-        self.count, self.known = tokens.shape[1], int(reused[0])
+        self.count, self.known = tokens.shape[1], int(reused.host[0])
 
     def root(self, state: Any) -> Tensor:
         q = dense(super().root(state))
