@@ -427,7 +427,7 @@ def test_wrong_files_and_arguments_are_one_line(tmp_path: Path) -> None:
                tmp_path / "model" / "model.pt")  # fmt: skip
     with pytest.raises(ModelError, match="does not fit a CosmosTransformer; missing: "):
         mmspec.load(tmp_path / "model")
-    with pytest.raises(ArgumentError, match="config has 'size', which is not allowed"):
+    with pytest.raises(ArgumentError, match="config has 'size', which Cosmos does not have"):
         mmspec.load(GOLDEN / "cosmos_base", config={"size": 3})
     with pytest.raises(ArgumentError, match=r"video_latent_shape=\[3\] is not allowed"):
         mmspec.load(GOLDEN / "cosmos_base", config={"video_latent_shape": [3]})
