@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -76,9 +77,9 @@ class BoundedConnection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-            if self.cycle.response_started:
-                self.transport.close()
-                return
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # it has its answer, or a part of it
+            self.transport.close()
+            return
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:

@@ -147,7 +147,7 @@ def test_errors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(LANGUAGES) == 23
     with pytest.raises(ArgumentError, match=r"language=None is not allowed; it is one of ar, da, .*, zh"):
         load(folder)
-    with pytest.raises(ArgumentError, match="'codec', 'draft_model', 'voice', 'language', 't3_model' and 'exagger"):
+    with pytest.raises(ArgumentError, match="'codec', 'draft_model', 'voice', 'language', 't3_model', 'exagger"):
         load(folder, language="fr", style="x")
     monkeypatch.setitem(sys.modules, "pykakasi", None)
     with pytest.raises(ArgumentError, match="language='ja' needs the package pykakasi; run: pip install pykakasi"):

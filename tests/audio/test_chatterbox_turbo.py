@@ -105,7 +105,7 @@ def test_nano_sizes_files_and_errors(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = config_of({**medium, **{f"tfmr.h.{i}.ln_1.weight": torch.empty(0) for i in range(24)}})
     assert (config.n_layer, config.n_head, config.n_embd, config.n_positions) == (24, 16, 1024, 8196)
     assert (config.activation_function, config.layer_norm_epsilon) == ("gelu_new", 1e-5)
-    with pytest.raises(ArgumentError, match="'codec', 'draft_model' and 'voice'"):
+    with pytest.raises(ArgumentError, match="'codec', 'draft_model', 'voice'"):
         mmspec.load(str(folder), config={"codec": Levels(6561), "exaggeration": 1})
     (folder / "t3_nano_v1.safetensors").write_bytes(b"x")
     with pytest.raises(ModelError):
