@@ -14,16 +14,11 @@ from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
 
-class Observer(Protocol):
-    """What chain and tree drafters share. Values per row are named in `ROWS`; see `mmspec.decoding.rows`."""
+class Drafter(Protocol):
+    """Proposes a chain of draft tokens, independently of the target and the acceptance rule.
 
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Called after verification, before the batch advances: `state` still ends where the window began."""
-        ...
-
-
-class Drafter(Observer, Protocol):
-    """Proposes a chain of draft tokens, independently of the target and the acceptance rule."""
+    Values per row are named in `ROWS`; see `mmspec.decoding.rows`.
+    """
 
     @property
     def calls(self) -> int:
@@ -41,6 +36,10 @@ class Drafter(Observer, Protocol):
         Returns:
             Tokens [B, count, *cell], each with the distribution q that it was sampled from.
         """
+        ...
+
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """Called after verification, before the batch advances: `state` still ends where the window began."""
         ...
 
 

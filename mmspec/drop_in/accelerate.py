@@ -17,7 +17,7 @@ from mmspec.heads.head import Head
 from mmspec.hf.generate import choose_recipe
 from mmspec.hf.options import check_options
 from mmspec.knobs import Value
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe
 from mmspec.registry import heads as head_kinds
 
 T = TypeVar("T")
@@ -60,16 +60,13 @@ def accelerate(
     """
     check_flag("enabled", enabled)
     check_options(draft_model, table, heads, None, False)
-    chosen = None if recipe is None else parse(recipe)
     found = replaceable(obj)
-    if chosen is None:  # the default of each call, which may bring a draft model
-        usual = choose_recipe(None, draft_model, found[0][0].device.type)
-        refuse_misfits(usual, draft_model, heads, table)
-        chosen = Recipe(usual.name, {**usual.knobs, **knobs}) if knobs else None
-    elif knobs:
-        chosen = Recipe(str(chosen), knobs)
-    if chosen is not None:
-        refuse_misfits(chosen, draft_model, heads, table)
+    wanted = choose_recipe(recipe, draft_model, found[0][0].device.type)
+    if knobs:  # those of a default give way; what the caller's recipe sets may not be set twice
+        wanted = wanted.with_knobs(**knobs) if recipe is None else Recipe(str(wanted), knobs)
+    refuse_misfits(wanted, draft_model, heads, table)
+    # None is the default of each call, which may bring a draft model.
+    chosen = None if recipe is None and not knobs else wanted
     for owner, kind in found:
         before = found_on(owner, kind.NAME)
         if before is not None:

@@ -64,10 +64,6 @@ def upload(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[Nu
     """Host arrays with their copies on a device, which are made at once; on a CPU without."""
     if device.type == "cpu":
         return [Numbers(array) for array in arrays]
-    return with_copies(arrays, copied(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device))
-
-
-def with_copies(arrays: Sequence[NDArray[np.int64]], there: Tensor) -> list[Numbers]:
-    """Host arrays with the parts of a flat tensor, one after another, as their copies on the device."""
+    there = copied(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device)
     parts = there.split([array.size for array in arrays])
     return [Numbers(array, part.view(array.shape)) for array, part in zip(arrays, parts, strict=True)]

@@ -17,6 +17,7 @@ import tiny_music
 import tiny_speech
 import torch
 from accelerated_cases import CASES, FLAT, flat
+from recording_streamer import Recorder
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
@@ -29,7 +30,6 @@ from transformers import (
     TextGenerationPipeline,
     TextToAudioPipeline,
 )
-from transformers.generation.streamers import BaseStreamer
 
 import mmspec
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError
@@ -181,20 +181,6 @@ def test_arguments_and_results_are_those_of_the_class(more: dict[str, Any]) -> N
     assert mmspec.last_stats(model) is not None
     assert torch.equal(model.generate(FLAT["input_ids"], GenerationConfig(max_new_tokens=4, pad_token_id=0)),
                        call(model, max_new_tokens=4))  # by position  # fmt: skip
-
-
-class Recorder(BaseStreamer):
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.puts: list[list[int]] = []
-        self.ends = 0
-
-    def put(self, value: Tensor) -> None:
-        self.puts.append(value.flatten().tolist())
-
-    def end(self) -> None:
-        self.ends += 1
 
 
 @pytest.mark.parametrize(

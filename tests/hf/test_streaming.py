@@ -10,10 +10,10 @@ import tiny_models as tiny
 import tiny_music
 import tiny_speech
 import torch
+from recording_streamer import Recorder
 from torch import Tensor
 from transformers import TextIteratorStreamer
 from transformers.generation import GenerationMixin
-from transformers.generation.streamers import BaseStreamer
 
 from mmspec.errors import ArgumentError
 from mmspec.hf.call import call_generate
@@ -25,20 +25,6 @@ IDS = torch.tensor([[0, 0, 1, 5, 6, 7], [1, 5, 8, 9, 10, 3]])
 CALL: dict[str, Any] = {
     "input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 12, "pad_token_id": 0
 }  # fmt: skip
-
-
-class Recorder(BaseStreamer):
-    """Keeps all that it is given."""
-
-    def __init__(self) -> None:
-        self.puts: list[list[int]] = []
-        self.ends = 0
-
-    def put(self, value: Tensor) -> None:
-        self.puts.append(value.flatten().tolist())
-
-    def end(self) -> None:
-        self.ends += 1
 
 
 class Broken(Recorder):
