@@ -1,7 +1,7 @@
 """Records codes of the original HeartMuLa with tiny random weights.
 
 Needs github.com/HeartMuLa/heartlib (Apache License 2.0) and torchtune 0.4.0 on the path:
-PYTHONPATH=heartlib/src:tests/helpers python tests/helpers/record_heartmula.py FOLDER
+PYTHONPATH=heartlib/src:tests/helpers python tools/golden/record_heartmula.py FOLDER
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from unittest.mock import MagicMock
 
 import tiny_heartmula as tiny
 import torch
+from golden import GOLDEN
 
-FILE = Path(__file__).parents[1] / "golden" / "heartmula.json"
+FILE = GOLDEN / "heartmula.json"
 PROMPTS = [
     {"tags": "<tag>piano,happy</tag>", "lyrics": "sun moon la."},
     {"tags": "night", "lyrics": "La la la, sun . Night moon"},

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_outetts import SPEAKER, model, tokenizer
 from torch import Tensor
 
@@ -81,7 +82,7 @@ def main(source: Path) -> None:
         found["probs"].append(
             [{str(i): round(float(p[i]), 7) for i in p.nonzero()[:, 0].tolist()} for p in seen[:RECORDED]]
         )
-    file = Path(__file__).parent.parent / "golden" / "outetts.json"
+    file = GOLDEN / "outetts.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

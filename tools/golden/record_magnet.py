@@ -1,7 +1,7 @@
 """Records codes of the original MAGNeT, and audio of the original EnCodec, with tiny random weights.
 
 Needs github.com/facebookresearch/audiocraft (MIT License) and einops on the path:
-PYTHONPATH=audiocraft:tests/helpers python tests/helpers/record_magnet.py
+PYTHONPATH=audiocraft:tests/helpers python tools/golden/record_magnet.py
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from unittest.mock import MagicMock
 import numpy as np
 import tiny_magnet as tiny
 import torch
+from golden import GOLDEN
 from tiny_music import tokenizer
 from torch import Tensor, nn
 
 from mmspec.sampling.rng import CounterRNG
 
-FILE = Path(__file__).parents[1] / "golden" / "magnet.json"
+FILE = GOLDEN / "magnet.json"
 TEXTS = ["slow quiet piano", "loud drums"]
 MISSING = ("flashy", "spacy", "num2words", "av", "xformers", "julius", "librosa", "encodec", "omegaconf", "dora")
 PACKAGES = ("", ".models", ".modules", ".utils", ".data")

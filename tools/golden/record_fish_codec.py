@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_fish_codec import TINY, codes, recording, weights
 from torch import nn
 
@@ -76,7 +77,7 @@ def main() -> None:
         "audio": [[round(x, 6) for x in row] for row in audio[:, ::EVERY].tolist()],
         "codes": found[0].T.tolist(),
     }
-    file = Path(__file__).parent.parent / "golden" / "fish_codec.json"
+    file = GOLDEN / "fish_codec.json"
     file.write_text(json.dumps(content, separators=(",", ":")) + "\n")
     print(audio.std(), len({tuple(frame) for frame in content["codes"]}), len(content["codes"]))
 

@@ -1,7 +1,8 @@
 """Records what the original Infinity computes with tiny weights, greedy, in float32.
 
-python tests/helpers/record_infinity.py FOLDER    (FOLDER: https://github.com/FoundationVision/Infinity, 2024-12, MIT)
+PYTHONPATH=tests/helpers python tools/golden/record_infinity.py FOLDER
 
+FOLDER is that of https://github.com/FoundationVision/Infinity, 2024-12, MIT.
 Packages for CUDA and for training are replaced; cross-attention is computed row by row. Needs TORCHDYNAMO_DISABLE=1.
 """
 
@@ -15,11 +16,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from golden import GOLDEN
 from safetensors.torch import save_file
 from torch import Tensor
 
-sys.path[:0] = [sys.argv[1], str(Path(__file__).parent)]
-from infinity_weights import BITS, CHUNKS, DEPTH, DIM, HEADS, LENGTHS, LONGEST, SIZES, TEXT, texts, weight  # noqa: E402
+sys.path.insert(0, sys.argv[1])
+from infinity_weights import BITS, CHUNKS, DEPTH, DIM, HEADS, LENGTHS, LONGEST, SIZES, TEXT, texts, weight
 
 GUIDANCE = 3.0
 
@@ -112,6 +114,6 @@ model.autoregressive_infer_cfg(
 cond, uncond = logits[-1].chunk(2)
 kept["logits"] = (GUIDANCE * cond + (1 - GUIDANCE) * uncond).unflatten(-1, (-1, 2)).float().contiguous()
 kept["first"] = logits[0].unflatten(-1, (-1, 2)).float().contiguous()
-folder = Path(__file__).parents[1] / "golden" / "infinity"
+folder = GOLDEN / "infinity"
 folder.mkdir(exist_ok=True)
 save_file(kept, folder / "expected.safetensors")

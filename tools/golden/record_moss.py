@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_moss import BOOKS, IDS, config, fill_model, tokenizer
 
 MESSAGES: list[dict[str, Any]] = [
@@ -78,7 +79,7 @@ def main(source: Path) -> None:
     torch.manual_seed(0)
     rows = columns(messages[:1] * SAMPLES, 3, **SAMPLING)
     found["samples"] = dict(Counter("".join(str(c) for column in cut(row) for c in column) for row in rows))
-    file = Path(__file__).parent.parent / "golden" / "moss_tts.json"
+    file = GOLDEN / "moss_tts.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_ace_step import model, tokenizer
 from torch import Tensor
 
@@ -77,7 +78,7 @@ def main(source: Path) -> None:
         found["probs"].append(
             [{str(i - first): round(float(p[i]), 7) for i in p.nonzero()[:, 0].tolist()} for p in seen[:RECORDED]]
         )
-    file = Path(__file__).parent.parent / "golden" / "ace_step.json"
+    file = GOLDEN / "ace_step.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

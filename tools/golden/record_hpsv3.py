@@ -15,6 +15,7 @@ from typing import Any
 
 import tiny_hpsv3 as tiny
 import torch
+from golden import GOLDEN
 from PIL import Image
 from transformers import Qwen2TokenizerFast, Qwen2VLConfig, Qwen2VLImageProcessor, Qwen2VLProcessor
 
@@ -75,7 +76,7 @@ def main(source: Path) -> None:
     inference.INSTRUCTION, inference.prompt_with_special_token = tiny.INSTRUCTION, tiny.QUESTION
     rewards = whole.reward([Image.fromarray(image) for image in tiny.images()], list(tiny.PROMPTS))[:, 0].tolist()
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
-    file = Path(__file__).parent.parent / "golden" / "hpsv3.json"
+    file = GOLDEN / "hpsv3.json"
     file.write_text(json.dumps({"scores": rewards, "shapes": shapes}) + "\n", encoding="utf-8")
     print(rewards)
 

@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_chatterbox import CANGJIE, multilingual_tokenizer, state
 from torch import Tensor
 
@@ -105,7 +106,7 @@ def main(source: Path) -> None:
             ]
             case = {"language": language, "text": text, "ids": ids[0].tolist(), "codes": out[0].tolist()}
             found["cases"].append({**case, "probs": probs})
-    file = Path(__file__).parent.parent / "golden" / "chatterbox_multilingual.json"
+    file = GOLDEN / "chatterbox_multilingual.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

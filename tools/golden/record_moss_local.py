@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import torch
+from golden import GOLDEN
 from tiny_moss import tokenizer
 from tiny_moss_local import KINDS, config, fill_model
 
@@ -67,7 +68,7 @@ def main(source: Path) -> None:
             "frames": [frame[1:] for frame in rows[1 + start :].tolist()],
             "probs": [[round(p, 6) for p in probs.tolist()] for probs in seen],
         }
-    file = Path(__file__).parent.parent / "golden" / "moss_local.json"
+    file = GOLDEN / "moss_local.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import torch
+from golden import GOLDEN
 from safetensors.torch import save_file
 from tiny_kyutai import BOOKS, CODES, CONTROL, Words, config, fill_model, prefix, prefix_config, voice
 
@@ -41,7 +42,7 @@ def main() -> None:
     attributes = [made.make_condition_attributes([])] * len(TEXTS)
     conditioned = record(made, attributes, prefixes, PREFIXES[0])
     found["prefix"]["conditioned"] = {name: conditioned[name] for name in ("ends", "frames")}
-    file = Path(__file__).parent.parent / "golden" / "kyutai_tts.json"
+    file = GOLDEN / "kyutai_tts.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

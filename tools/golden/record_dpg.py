@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from golden import GOLDEN
 from PIL import Image
 
 COLUMNS = [
@@ -61,7 +62,7 @@ def main(source: Path) -> None:
         Image.new("RGB", (8, 8)).save(folder / f"item{n}.png")
         scores[prompt] = original.compute_dpg_one_sample(options, known, str(folder / f"item{n}.png"), network, 8)[0]
     found = {"csv": (folder / "dpg.csv").read_text(encoding="utf-8"), "answers": answers, "scores": scores}
-    golden = Path(__file__).parent.parent / "golden" / "dpg.json"
+    golden = GOLDEN / "dpg.json"
     golden.write_text(json.dumps(found) + "\n", encoding="utf-8")
     print(list(scores.values()))
 

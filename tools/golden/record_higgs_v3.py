@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from golden import GOLDEN
 from tiny_higgs_v3 import BOOKS, CODES, TEXTS, VOICE, config, fill_parts, tokenizer
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3Model
@@ -123,7 +124,7 @@ def main(source: Path) -> None:
                 embeds = embed(torch.tensor(column)[None, None])
                 made = body(inputs_embeds=embeds, use_cache=True, **cache_input(body, cache_of(made)))
         found["probs"] = [[[round(p, 6) for p in cell] for cell in each.tolist()] for each in probs]
-    file = Path(__file__).parent.parent / "golden" / "higgs_v3.json"
+    file = GOLDEN / "higgs_v3.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
     for row in found["greedy"]:
         print(len(row), row)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_soprano import HIDDEN, INNER, LAYERS, WIDTH, decoder_state, model, tokenizer
 from torch import Tensor
 
@@ -73,7 +74,7 @@ def main(source: Path) -> None:
         found["probs"].append([{str(i): round(float(p[i]), 7) for i in p.nonzero()[:, 0].tolist()} for p in seen[:6]])
         found.setdefault("sampled", []).append(made[-1][:6])
     torch.multinomial = sample
-    file = Path(__file__).parent.parent / "golden" / "soprano.json"
+    file = GOLDEN / "soprano.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_spark import spark
 from torch import Tensor
 
@@ -73,7 +74,7 @@ def main(source: Path) -> None:
             speaker, speech = sounds[-1]
             own = {"text": text, "gender": gender, "pitch": pitch, "speed": speed}
             found["calls"][-1] |= own | {"speaker": speaker.flatten().tolist(), "speech": speech[0].tolist()}
-    (Path(__file__).parent.parent / "golden" / "spark.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    (GOLDEN / "spark.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

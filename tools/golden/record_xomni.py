@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_xomni import HEIGHT, PROMPTS, WIDTH, fill, sizes, tokenizer
 from transformers import GenerationConfig
 
@@ -64,7 +65,7 @@ def main(source: Path) -> None:
             if scale == 1:
                 found["ids"].append(tokens.input_ids[0].tolist())
         found[f"greedy_{scale:g}"], found[f"first_{scale:g}"] = rows, probs
-    file = Path(__file__).parent.parent / "golden" / "xomni.json"
+    file = GOLDEN / "xomni.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from golden import GOLDEN
 from tiny_fish_s2 import BOOKS, CODES, IDS, TEXTS, VOICE, config, tokenizer, weights
 from torch import Tensor, nn
 
@@ -174,7 +175,7 @@ def main(source: Path, modules: Path) -> None:
         order = [*range(first, first + CODES), IDS["<|im_end|>"]]
         found["probs"] = [[round(p, 6) for p in each[order].tolist()] for each in whole]
         found["residual"] = residual
-    file = Path(__file__).parent.parent / "golden" / "fish_s2.json"
+    file = GOLDEN / "fish_s2.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
     for row in found["greedy"]:
         print(len(row), row)

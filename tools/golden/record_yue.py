@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from golden import GOLDEN
 from tiny_yue import POSITIONS, model
 from torch import Tensor, nn
 
@@ -159,7 +160,7 @@ def main(source: Path) -> None:
             tracks = [np.load(file).tolist() for file in sorted(Path(out).glob("stage2/*track.npy"), reverse=True)]
             found["songs"].append({**song, "segments": [*segments], "tracks": tracks})
     found["pieces"] = pieces
-    (Path(__file__).parent.parent / "golden" / "yue.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    (GOLDEN / "yue.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_chatterbox import TURBO, state
 from torch import Tensor
 
@@ -63,7 +64,7 @@ def main(source: Path) -> None:
                 found["probs"][text] = [
                     {str(i): round(float(p[0, i]), 7) for i in p[0].nonzero()[:, 0].tolist()} for p in seen[:4]
                 ]
-    file = Path(__file__).parent.parent / "golden" / "chatterbox_turbo.json"
+    file = GOLDEN / "chatterbox_turbo.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_kani import SPEAKERS, model, tokenizer
 from torch import Tensor
 
@@ -70,7 +71,7 @@ def main(source: Path) -> None:
         found["greedy"].append(codes[0].T.tolist())
         recorded = [p[0] for p in seen[:RECORDED]]
         found["probs"].append([{str(i): round(float(p[i]), 7) for i in p.nonzero()[:, 0].tolist()} for p in recorded])
-    file = Path(__file__).parent.parent / "golden" / "kani.json"
+    file = GOLDEN / "kani.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

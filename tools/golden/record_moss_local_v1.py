@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import torch
+from golden import GOLDEN
 from tiny_moss import IDS, tokenizer
 from tiny_moss_local_v1 import config, fill_model
 
@@ -119,7 +120,7 @@ def main(source: Path) -> None:
         frames = run(**SAMPLING)
     found["frames"] = frames[2, :4, 1:].tolist()
     found["probs"] = seen[: 4 * (1 + values.n_vq)]
-    file = Path(__file__).parent.parent / "golden" / "moss_local_v1.json"
+    file = GOLDEN / "moss_local_v1.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

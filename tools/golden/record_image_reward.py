@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from PIL import Image
 from tiny_image_reward import MED, PATCH, PROMPTS, SIDE, TEXT, VISION, images, values, write_vocabulary
 from transformers import BertTokenizer
@@ -61,7 +62,7 @@ def main(source: Path) -> None:
         name: list(value.shape) for name, value in model.state_dict().items()
         if not name.startswith(("blip.vision_proj", "blip.text_proj"))
     }  # fmt: skip
-    file = Path(__file__).parent.parent / "golden" / "image_reward.json"
+    file = GOLDEN / "image_reward.json"
     file.write_text(json.dumps({"scores": scores, "shapes": shapes}) + "\n", encoding="utf-8")
     print(scores)
 

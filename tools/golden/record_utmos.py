@@ -12,6 +12,7 @@ from typing import Any
 
 import tiny_utmos as tiny
 import torch
+from golden import GOLDEN
 
 
 def main(source: Path) -> None:
@@ -42,7 +43,7 @@ def main(source: Path) -> None:
     torch.nn.Module.__init__(whole)
     whole.model, whole.device = model.eval(), "cpu"
     scores = [float(whole.score(torch.from_numpy(wave))) for wave in tiny.waves()]
-    file = Path(__file__).parent.parent / "golden" / "utmos.json"
+    file = GOLDEN / "utmos.json"
     file.write_text(json.dumps({"scores": scores, "shapes": shapes}) + "\n", encoding="utf-8")
     print(scores)
 

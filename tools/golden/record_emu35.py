@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_emu35 import LENGTH, PROMPTS, fill, sizes, tokenizer
 from transformers import GenerationConfig, LogitsProcessorList
 
@@ -74,7 +75,7 @@ def main(source: Path) -> None:
                 "probs": [{str(int(i)): round(float(p[i]), 6) for i in p.nonzero()[:, 0]} for p in probs],
             })  # fmt: skip
     print({kind: [(one["seed"], len(one["answer"])) for one in answers] for kind, answers in found.items()})
-    file = Path(__file__).parent.parent / "golden" / "emu35.json"
+    file = GOLDEN / "emu35.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

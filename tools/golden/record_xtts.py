@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from golden import GOLDEN
 from tiny_xtts import SETTINGS, fill, prompts, sizes
 
 
@@ -44,7 +45,7 @@ def main(source: Path) -> None:
         {str(int(i)): round(float(p[i]), 7) for i in p.nonzero()[:, 0]} for p in torch.cat(out.scores[:4]).softmax(-1)
     ]
     found = {"greedy": greedy.tolist(), "sampling": how, "codes": codes[0, :4].tolist(), "probs": probs}
-    file = Path(__file__).parent.parent / "golden" / "xtts.json"
+    file = GOLDEN / "xtts.json"
     file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """Records what the package `qwen-tts` computes with tiny random weights, for `tests/golden/qwen3_tts*`.
 
     python -m venv original && original/bin/pip install qwen-tts==0.1.1
-    original/bin/python tests/helpers/record_qwen3_tts.py tests/golden
+    original/bin/python tools/golden/record_qwen3_tts.py tests/golden
 
 The package pins transformers 4.57.3, so that it needs an environment of its own; the tests read only what is written
 here. Two folders are written, in the layout of the published checkpoints: `qwen3_tts` with greedy codes, prompts and
