@@ -118,7 +118,6 @@ def checked(name: str, where: Any, found: Any) -> Metric:
     """A metric that can be used by a name.
 
     Args:
-        name: The name.
         where: Where it is from, for errors.
         found: What was found there.
 

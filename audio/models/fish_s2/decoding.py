@@ -62,7 +62,6 @@ class FishFrames(DepthFrames):
     """A model with its prompts given.
 
     Args:
-        model: The model.
         prompts: The text ids int64 [T] of each row, -1 in the places of its voice, and the voice's frames int64 [n, K].
         length: Frames to generate, with the one that ends a row.
         first: How first codes are sampled.
@@ -93,11 +92,7 @@ def embed_prompt(model: FishS2, ids: Tensor, voice: Tensor) -> Tensor:
 
 
 class FishDepth:
-    """The transformer along the depth; see `mmspec.audio.depth.depth_target.DepthDecoder`.
-
-    Args:
-        model: The model.
-    """
+    """The transformer along the depth; see `mmspec.audio.depth.depth_target.DepthDecoder`."""
 
     def __init__(self, model: FishS2) -> None:
         self.vocab_size = model.config.codes

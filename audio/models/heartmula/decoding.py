@@ -34,7 +34,6 @@ class HeartMuLaFrames(DepthFrames):
     """A HeartMuLa with its prompts given.
 
     Args:
-        model: The model.
         prompts: One per row.
         length: Frames to generate.
         slack: How many frames a window may reach past the end.
@@ -59,11 +58,7 @@ class HeartMuLaFrames(DepthFrames):
 
 
 class HeartMuLaDepth:
-    """The depth decoder; see `mmspec.audio.depth.depth_target.DepthDecoder`.
-
-    Args:
-        model: The model.
-    """
+    """The depth decoder; see `mmspec.audio.depth.depth_target.DepthDecoder`."""
 
     def __init__(self, model: HeartMuLa) -> None:
         self.vocab_size = model.config.audio_vocab_size

@@ -122,7 +122,6 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     the talker does. After the end of a row follows padding.
 
     Args:
-        call: The call.
         ahead: Frames in a window, see `mmspec.audio.depth.frame_windows`; 0 keeps windows inside a frame.
 
     Returns:

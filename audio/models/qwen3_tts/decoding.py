@@ -29,7 +29,6 @@ class Qwen3TTSFrames(DepthFrames):
     tokens generated so far, and no end before frame 2.
 
     Args:
-        model: The model.
         prompts: The embeddings [T, D] of each row's prompt, and those [n, D] of the text that is added to its first n
             frames; the last of them is added to all later ones.
         length: Frames to generate.
@@ -54,11 +53,7 @@ class Qwen3TTSFrames(DepthFrames):
 
 
 class Qwen3TTSDepth:
-    """The code predictor; see `mmspec.audio.depth.depth_target.DepthDecoder`.
-
-    Args:
-        model: The model.
-    """
+    """The code predictor; see `mmspec.audio.depth.depth_target.DepthDecoder`."""
 
     def __init__(self, model: Qwen3TTS) -> None:
         self.vocab_size = int(model.config.predictor.vocab_size)

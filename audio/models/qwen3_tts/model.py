@@ -76,7 +76,6 @@ class Qwen3TTS(nn.Module):
         config: Its configuration.
 
     Attributes:
-        config: The same.
         talker: Talker and code predictor.
         speaker_encoder: Maps mel spectrograms [B, F, mel_dim] to vectors [B, talker's width]; None unless the model
             clones voices.
