@@ -12,22 +12,12 @@ from functools import cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from train_shapes.texture import PEBBLE_RADIUS, PEBBLE_RGB, pebbles, relief
 
 from mmspec.vision.shapes.domain import IMAGE_SIZE, NONE, PATCH, Scene
-from mmspec.vision.shapes.texture import PEBBLE_RADIUS, PEBBLE_RGB, pebbles, relief
+from mmspec.vision.shapes.pixels import BACKGROUND_RGB, OBJECT_RGB, to_tensor
 
 _OVERSAMPLE = 8
-
-OBJECT_RGB = {
-    "red": (220, 35, 35), "green": (40, 165, 50), "blue": (40, 75, 225),
-    "yellow": (250, 215, 40), "purple": (135, 40, 170), "orange": (250, 130, 25),
-}  # fmt: skip
-# Background color, and second tone of its stripes, checks and speckles.
-BACKGROUND_RGB = {
-    "white": ((250, 250, 250), (205, 205, 205)), "black": ((8, 8, 8), (62, 62, 62)),
-    "gray": ((128, 128, 128), (162, 162, 162)), "pink": ((250, 180, 200), (255, 222, 232)),
-    "teal": ((0, 122, 122), (70, 178, 172)),
-}  # fmt: skip
 
 Array = NDArray[np.float32]
 
@@ -51,11 +41,6 @@ def render(scene: Scene) -> NDArray[np.uint8]:
 def render_batch(scenes: Sequence[Scene]) -> torch.Tensor:
     """Images of scenes, float32 [B, 3, 64, 64] in [-1, 1]."""
     return to_tensor(np.stack([render(scene) for scene in scenes]))
-
-
-def to_tensor(images: NDArray[np.uint8]) -> torch.Tensor:
-    """Converts uint8 [B, H, W, 3] to float32 [B, 3, H, W] in [-1, 1]."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float().div(127.5).sub(1.0).contiguous()
 
 
 def to_uint8(images: torch.Tensor) -> NDArray[np.uint8]:

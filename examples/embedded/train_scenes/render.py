@@ -12,9 +12,10 @@ from functools import cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from train_shapes.render import stamp
 
 from mmspec.vision.scenes.domain import DIGITS, GLYPH, PATCH, TILES, Object, Scene, extent
-from mmspec.vision.shapes.render import BACKGROUND_RGB, OBJECT_RGB, stamp, to_tensor
+from mmspec.vision.shapes.pixels import BACKGROUND_RGB, OBJECT_RGB, to_tensor
 
 Array = NDArray[np.float32]
 
