@@ -13,7 +13,7 @@ from torch import Tensor
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
 from mmspec.audio.models.fish_s2.model import FishS2
-from mmspec.hf.cache_name import cache_input
+from mmspec.hf.cache_name import run_decoder
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -105,14 +105,7 @@ class FishDepth:
         return embeds
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        hidden: Tensor = self._model.fast(
-            inputs_embeds=embeds,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            **cache_input(self._model.fast, cache),
-        ).last_hidden_state
-        return hidden
+        return run_decoder(self._model.fast, embeds, mask, positions, cache)
 
     def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         logits: Tensor = self._model.fast_head(hidden)

@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_length
 from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS
-from mmspec.hf.cache_name import cache_input
+from mmspec.hf.cache_name import run_decoder
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -71,14 +71,7 @@ class Qwen3TTSDepth:
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         predictor = self._model.talker.code_predictor
-        hidden: Tensor = predictor.model(
-            inputs_embeds=predictor.small_to_mtp_projection(embeds),
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            **cache_input(predictor.model, cache),
-        ).last_hidden_state
-        return hidden
+        return run_decoder(predictor.model, predictor.small_to_mtp_projection(embeds), mask, positions, cache)
 
     def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         lm_head = self._model.talker.code_predictor.lm_head
