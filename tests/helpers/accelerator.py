@@ -105,7 +105,7 @@ def accelerator() -> Iterator[str]:
 
 
 def images(device: str, recipe: str, **call: Any) -> Tensor:
-    from mmspec.vision.shapes.generator import load
+    from mmspec.vision.shapes.model import load
 
     pipe = load(device=device)
     pipe.set_progress_bar_config(disable=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from mmspec.vision.llamagen.conditioning import (
     join_conditions,
 )
 from mmspec.vision.llamagen.graph_cache import new_target
+from mmspec.vision.llamagen.model_heads import ModelHeads
 from mmspec.vision.llamagen.ngram_tokens import NGramTokens
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
@@ -97,7 +98,7 @@ class LlamaGenGenerator(StreamsImages):
         self.draft_transformer = draft_transformer
         self.table = table
         self.config = Arguments(defaults)
-        self.heads: dict[str, Head] = {}
+        self.heads: MutableMapping[str, Head] = ModelHeads(transformer)
         self._bar_options: dict[str, Any] = {}
 
     def set_progress_bar_config(self, **options: Any) -> None:
@@ -411,7 +412,7 @@ class LlamaGenGenerator(StreamsImages):
             codebook=None if gpt.cell else codebook,
             codebooks=partial(_codebooks, codebook, gpt.cell[0]) if gpt.cell and codebook is not None else None,
             adaptive_windows=adaptive_windows_of(gpt),
-            heads={kind: head.to(gpt.device, gpt.dtype) for kind, head in self.heads.items()},
+            heads=self.heads,
         )
         return PreparedPrompts(
             partial(target, gpt, any(each.guidance_scale != 1 for each in samplings)),

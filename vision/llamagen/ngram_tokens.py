@@ -20,6 +20,7 @@ class NGramTokens(Component):
             `mmspec.drafters.ngram.NGramTable`.
     """
 
+    saved_as = "NGramTokenTable"
     best: Tensor
 
     @stores_arguments

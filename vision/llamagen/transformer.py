@@ -151,7 +151,7 @@ class LlamaGenTransformer(Component):
         ArgumentError: If an argument has a value that is not allowed.
     """
 
-    saved_as = "LlamaGenGPT"  # the class in the config.json of a saved one
+    saved_as = "LlamaGenGPT"
 
     @stores_arguments
     def __init__(
