@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmspec.arguments import shown
-from mmspec.arguments.returned import missing
-from mmspec.codebook import Codebook
+from mmspec.arguments import missing, shown
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.foreign_parts import checked_rule
@@ -28,6 +26,9 @@ from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
 from mmspec.ways_to_draft import ways_to_draft
+
+if TYPE_CHECKING:
+    from mmspec.codebook import Codebook
 
 NO_RESOURCES = DraftResources()
 

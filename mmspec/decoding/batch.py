@@ -15,8 +15,8 @@ from torch import Tensor
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.open_window import RECENT, OpenWindow, split_numbers
 from mmspec.decoding.step import Step, TokensSoFar
-from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.ops import ops_on
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.transfers import on_device

@@ -16,17 +16,15 @@ from torch import Tensor
 
 from mmspec.errors import ArgumentError
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.ops import TorchOps
+from mmspec.sampling.ops import TorchOps, ops_on
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, WindowRNG
-from mmspec.sampling.top_p import keep_top_p
-from mmspec.sampling.truncation import keep_min_p, keep_typical
+from mmspec.sampling.truncation import keep_min_p, keep_top_p, keep_typical
 
 if TYPE_CHECKING:
     from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict

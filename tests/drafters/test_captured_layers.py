@@ -35,7 +35,7 @@ from mmspec.methods.outer.head import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
-from mmspec.vision.llamagen.graph_cache import new_target
+from mmspec.vision.llamagen.target import new_target
 
 SIDE, LAYERS, D, V, ENDS = 5, 4, 32, tiny_llamagen.V, (3, 9)
 OUTER = "scd:window=5,refresh=outer"

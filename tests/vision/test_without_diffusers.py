@@ -17,11 +17,11 @@ from tiny_llamagen import V, tiny
 import mmspec
 from mmspec.errors import ModelError
 from mmspec.files.fingerprint import fingerprint
-from mmspec.pipeline.output import Output
+from mmspec.pipeline import Output
 from mmspec.vision.component import WEIGHTS_NAME, Component
+from mmspec.vision.llamagen.components import NGramTokens
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
-from mmspec.vision.llamagen.ngram_tokens import NGramTokens
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 from mmspec.vision.outputs import images_from_pixels

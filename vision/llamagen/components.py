@@ -3,15 +3,82 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.llamagen.codes import codebook_size
-from mmspec.vision.llamagen.ngram_tokens import NGramTokens
 from mmspec.vision.llamagen.transformer import CaptionEmbedder, LlamaGenTransformer
+
+if TYPE_CHECKING:
+    from mmspec.codebook import Codebook
+
+from mmspec.drafters.ngram import NGramTable
+from mmspec.vision.component import Component, stores_arguments
+
+
+class NGramTokens(Component):
+    """A saved n-gram table.
+
+    Args:
+        vocab_size: V.
+
+    Attributes:
+        best: int16 [V + 1, V], the most likely token for each upper and left neighbor; see
+            `mmspec.drafters.ngram.NGramTable`.
+    """
+
+    saved_as = "NGramTokenTable"
+    best: Tensor
+
+    @stores_arguments
+    def __init__(self, vocab_size: int = 1000) -> None:
+        super().__init__()
+        self.register_buffer("best", torch.zeros(vocab_size + 1, vocab_size, dtype=torch.int16))
+
+    def ngrams(self) -> NGramTable:
+        """The table in the form that drafters use."""
+        return NGramTable(self.best)
+
+
+def is_vq_model(vqvae: Any) -> bool:
+    """Whether a tokenizer is a diffusers `VQModel`, whose quantizer is `quantize`."""
+    return hasattr(vqvae, "quantize")
+
+
+def codebook_size(vqvae: Any) -> int:
+    """The number of codes of a `VQModel`, or of a tokenizer with `vocab_size`."""
+    return int(vqvae.config.num_vq_embeddings if is_vq_model(vqvae) else vqvae.vocab_size)
+
+
+def read_codebook(vqvae: Any) -> Codebook | None:
+    """The codebook of a `VQModel`, or of a tokenizer with `codebook()`; None if there is none."""
+    from mmspec.codebook import Codebook
+
+    if is_vq_model(vqvae):
+        return Codebook(vqvae.quantize.embedding.weight)
+    return Codebook(vqvae.codebook()) if hasattr(vqvae, "codebook") else None
+
+
+def decode_tokens(vqvae: Any, tokens: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+    """Pixels [B, 3, H, W], in about -1..1, of tokens int64 [B, N] in raster order.
+
+    Args:
+        vqvae: A `VQModel`, or a tokenizer with `decode(tokens)` or `decode_grid(tokens, grid)`.
+        tokens: The tokens.
+        grid: Rows and columns of tokens; None is a square.
+    """
+    side = round(tokens.shape[1] ** 0.5)
+    height, width = grid or (side, side)
+    if hasattr(vqvae, "decode_grid"):
+        pixels: Tensor = vqvae.decode_grid(tokens, (height, width))
+        return pixels
+    if not is_vq_model(vqvae):
+        return type(vqvae).decode(vqvae, tokens)
+    shape = (len(tokens), height, width, vqvae.config.vq_embed_dim)
+    with torch.no_grad():
+        return vqvae.decode(tokens, force_not_quantize=True, shape=shape).sample
 
 
 def check_codes(

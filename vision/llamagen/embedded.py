@@ -11,9 +11,9 @@ import torch
 from mmspec.files.documents import read_object
 from mmspec.pipeline import ModelPipeline
 from mmspec.vision.component import Component
+from mmspec.vision.llamagen.components import NGramTokens
 from mmspec.vision.llamagen.generation import LlamaGenGenerator
 from mmspec.vision.llamagen.model_heads import ModelHeads
-from mmspec.vision.llamagen.ngram_tokens import NGramTokens
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 from mmspec.vision.shapes.fsq_tokenizer import FSQTokenizer
 

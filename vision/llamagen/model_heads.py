@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
-from mmspec.heads.head import Head
+if TYPE_CHECKING:
+    from mmspec.heads.head import Head
 
 
-class ModelHeads(MutableMapping[str, Head]):
+class ModelHeads(MutableMapping[str, "Head"]):
     """The draft heads of a model by kind, on its device and in its dtype; those in a folder are read when first used.
 
     Args:
