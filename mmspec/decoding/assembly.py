@@ -186,7 +186,7 @@ def window_policy(
         may_end: Whether a row may end before that.
     """
     if not recipe.auto:
-        return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, single_steps=length)
+        return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, plain_steps=length)
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
     largest = min(largest, getattr(head, "count", LARGEST) + 1)  # Medusa and Hydra heads are so many

@@ -136,7 +136,7 @@ class Jacobi:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
         return self._kernel is not None and (self._outer_layers is None or self._outer_layers.reads_ahead)
 
-    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
+    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, next_draws: WindowRNG) -> Draft | None:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
         if self._kernel is None:
             return None
@@ -150,7 +150,7 @@ class Jacobi:
             tokens, q = coupled
             verdict.coupled_p = q
         verdict.coupled = tokens
-        return self._kernel.draft(state, following, verdict.p, tokens, q, verdict.counts)
+        return self._kernel.draft(state, next_draws, verdict.p, tokens, q, verdict.counts)
 
     def before_join(self, other: Jacobi, state: BatchState, other_state: BatchState) -> None:
         """See `mmspec.decoding.rows.HoldsRows`."""

@@ -1,6 +1,6 @@
 """The operations of `mmspec.sampling.ops.TorchOps` by Triton kernels, on probabilities that are not written out.
 
-What has no kernel, such as a rule of a user, gets the probabilities themselves. `mmspec.sampling.ops`
+What has no kernel, such as a rule of a user, gets the probabilities themselves. `mmspec.sampling.chosen_ops`
 imports this module, only where the kernels run.
 """
 

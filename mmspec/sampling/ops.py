@@ -1,6 +1,6 @@
 """The operations on the probabilities of a window: `TorchOps`, the reference, or the Triton kernels, chosen once.
 
-`mmspec.sampling.ops` chooses for a batch and its samplers. `mmspec.sampling.kernel_ops.KernelOps` has the same
+`mmspec.sampling.chosen_ops` chooses for a batch and its samplers. `mmspec.sampling.kernel_ops.KernelOps` has the same
 methods.
 """
 
@@ -27,8 +27,6 @@ from mmspec.sampling.tree_rejection import TreeVerdict
 
 if TYPE_CHECKING:
     from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict
-
-from mmspec.kernels.backend import choose
 
 
 class MakesProbs(Protocol):
@@ -172,12 +170,3 @@ class TorchOps:
 
 
 TORCH = TorchOps()
-
-
-def ops_on(device: torch.device) -> TorchOps:
-    """The operations where a batch, or a sampler, has its tensors."""
-    if choose(device.type) != "triton":
-        return TORCH
-    from mmspec.sampling.kernel_ops import KERNELS  # Triton may be missing, and takes its time on a CPU
-
-    return KERNELS

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from mmspec.errors import ArgumentError
 from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.ops import TorchOps, ops_on
+from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict

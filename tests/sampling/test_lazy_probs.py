@@ -21,11 +21,11 @@ from mmspec.errors import ModelError
 from mmspec.methods.prompt.head import PromptTokens
 from mmspec.methods.stand.drafter import StandDrafter
 from mmspec.recipes import parse
+from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.ops import ops_on
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, ratio, sample
