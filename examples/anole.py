@@ -58,7 +58,7 @@ def main(vqgan: str | None = None, model: Any = None, processor: Any = None, sid
         from diffusers.image_processor import VaeImageProcessor
 
         from mmspec.vision.hf.vqgan import load_vqgan
-        from mmspec.vision.llamagen.components import decode_tokens
+        from mmspec.vision.llamagen.codes import decode_tokens
 
         for i, image in enumerate(VaeImageProcessor().postprocess(decode_tokens(load_vqgan(vqgan), codes))):
             image.save(f"anole_{i}.png")

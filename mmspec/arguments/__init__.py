@@ -1,4 +1,7 @@
-"""Checks of arguments of public calls; each raises an error that names the argument, its value and what is allowed."""
+"""Checks of arguments of public calls, and of what components of other packages return.
+
+Each raises an error that names the argument or the component, the value and what is allowed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of an open window, which the host and the device both have."""
+"""The inputs of a window that are numbers, which the host and the device both have."""
 
 from __future__ import annotations
 

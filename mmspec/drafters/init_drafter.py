@@ -1,4 +1,4 @@
-"""A drafter without a model: token initialization from neighboring tokens, slot by slot."""
+"""A drafter without a model: token initialization from neighboring tokens, slot by slot or by one Triton kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pipelines that are not of diffusers have in common with those that are: a device, and settings."""
+"""What pipelines that are not of diffusers have in common with those that are: outputs, a device, and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The two forms of probabilities: a tensor, or logits that kernels read (`mmspec.sampling.lazy_probs.LazyProbs`)."""
+"""The two forms of probabilities: a tensor, or logits that kernels read (`mmspec.sampling.lazy_probs.LazyProbs`).
+
+`widest` is the type of their sums.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nucleus (top-p) sampling: the smallest set of most likely tokens with at least a given mass."""
+"""Truncation of a target distribution after temperature and top-k: by top-p (nucleus), min-p and local typicality."""
 
 from __future__ import annotations
 

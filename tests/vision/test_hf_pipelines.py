@@ -30,7 +30,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.decoding.chameleon import ChameleonIds
 from mmspec.vision.hf.flat_formats import EMU3_NEGATIVE as NEGATIVE
 from mmspec.vision.hf.vqgan import load_vqgan
-from mmspec.vision.llamagen.components import decode_tokens
+from mmspec.vision.llamagen.codes import decode_tokens
 
 PROMPTS = ["a red dog", "cat"]
 GREEDY: dict[str, Any] = {"temperature": 0, "recipe": "scd:window=6", "seed": 0}

@@ -22,7 +22,7 @@ import mmspec
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError
 from mmspec.vision.llamagen.checkpoint import gpt_config, load_gpt
-from mmspec.vision.llamagen.components import decode_tokens
+from mmspec.vision.llamagen.codes import decode_tokens
 from mmspec.vision.llamagen.from_checkpoints import from_checkpoints
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline

@@ -22,7 +22,7 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.flat_formats import FORMATS
 from mmspec.vision.hf.vqgan import load_vqgan
-from mmspec.vision.llamagen.components import decode_tokens
+from mmspec.vision.llamagen.codes import decode_tokens
 
 FIRST, CODES = 320, 20
 PROMPTS = ["a red dog", "the cat on a red moon", "cat"]

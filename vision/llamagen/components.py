@@ -1,4 +1,4 @@
-"""The components of a LlamaGen pipeline: whether they belong together, and a draft transformer to train."""
+"""The components of a LlamaGen pipeline: an n-gram table, whether all belong together, a draft transformer to train."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mmspec.errors import ArgumentError
 from mmspec.vision.llamagen.transformer import CaptionEmbedder, LlamaGenTransformer
 
 if TYPE_CHECKING:
-    from mmspec.codebook import Codebook
+    pass
 
 from mmspec.drafters.ngram import NGramTable
 from mmspec.vision.component import Component, stores_arguments
+from mmspec.vision.llamagen.codes import codebook_size
 
 
 class NGramTokens(Component):
@@ -40,45 +41,6 @@ class NGramTokens(Component):
     def ngrams(self) -> NGramTable:
         """The table in the form that drafters use."""
         return NGramTable(self.best)
-
-
-def is_vq_model(vqvae: Any) -> bool:
-    """Whether a tokenizer is a diffusers `VQModel`, whose quantizer is `quantize`."""
-    return hasattr(vqvae, "quantize")
-
-
-def codebook_size(vqvae: Any) -> int:
-    """The number of codes of a `VQModel`, or of a tokenizer with `vocab_size`."""
-    return int(vqvae.config.num_vq_embeddings if is_vq_model(vqvae) else vqvae.vocab_size)
-
-
-def read_codebook(vqvae: Any) -> Codebook | None:
-    """The codebook of a `VQModel`, or of a tokenizer with `codebook()`; None if there is none."""
-    from mmspec.codebook import Codebook
-
-    if is_vq_model(vqvae):
-        return Codebook(vqvae.quantize.embedding.weight)
-    return Codebook(vqvae.codebook()) if hasattr(vqvae, "codebook") else None
-
-
-def decode_tokens(vqvae: Any, tokens: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-    """Pixels [B, 3, H, W], in about -1..1, of tokens int64 [B, N] in raster order.
-
-    Args:
-        vqvae: A `VQModel`, or a tokenizer with `decode(tokens)` or `decode_grid(tokens, grid)`.
-        tokens: The tokens.
-        grid: Rows and columns of tokens; None is a square.
-    """
-    side = round(tokens.shape[1] ** 0.5)
-    height, width = grid or (side, side)
-    if hasattr(vqvae, "decode_grid"):
-        pixels: Tensor = vqvae.decode_grid(tokens, (height, width))
-        return pixels
-    if not is_vq_model(vqvae):
-        return type(vqvae).decode(vqvae, tokens)
-    shape = (len(tokens), height, width, vqvae.config.vq_embed_dim)
-    with torch.no_grad():
-        return vqvae.decode(tokens, force_not_quantize=True, shape=shape).sample
 
 
 def check_codes(

@@ -1,4 +1,4 @@
-"""LlamaGen as a target: conditions, KV cache, attention masks and guidance rows."""
+"""LlamaGen as a target: conditions, KV cache, attention masks, guidance rows, and its CUDA graphs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.graph_capture import use_cuda_graphs
 from mmspec.decoding.kv_cache import KVCache, LayerCopies, WindowSlots
-from mmspec.decoding.layer_run import LayerRun
-from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.quantized_cache import cache_bits
-from mmspec.decoding.target import EarlyExit, Target, spread_layers
+from mmspec.decoding.target import EarlyExit, LayerRun, Target, check_prompts, embed_with_prompts, spread_layers
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.rows import PerRow, RowNames
 from mmspec.sampling.transfers import on_device

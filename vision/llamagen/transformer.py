@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.decoding.kv_cache import KVCache, Store, WindowSlots
-from mmspec.decoding.layer_run import LayerRun
+from mmspec.decoding.target import LayerRun
 from mmspec.errors import ArgumentError
 from mmspec.heads.rotary import grid_table, rotate
 from mmspec.vision.component import Component, stores_arguments

@@ -16,7 +16,7 @@ from mmspec.vision.hf.decoding.chameleon import ChameleonIds, ImageConstraint
 from mmspec.vision.hf.flat_formats import FORMATS
 from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter, default_sampling
 from mmspec.vision.hf.image_request import ImageRequest, check_size, refuse_empty, refuse_negative_prompt, refuse_size
-from mmspec.vision.llamagen.components import codebook_size, decode_tokens
+from mmspec.vision.llamagen.codes import codebook_size, decode_tokens
 
 LAYOUTS = ("anole", "lumina", "lumina2")  # the last is a flat format
 # As the original code samples images: Anole's chameleon/inference, Lumina-mGPT's inference_solver.

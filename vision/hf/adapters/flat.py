@@ -17,7 +17,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.flat_formats import format_of, token_id
 from mmspec.vision.hf.image_adapter import AllowedByPosition, Components, DecodingJob
 from mmspec.vision.hf.image_request import ImageRequest, check_size, refuse_empty, refuse_negative_prompt, refuse_size
-from mmspec.vision.llamagen.components import codebook_size, decode_tokens
+from mmspec.vision.llamagen.codes import codebook_size, decode_tokens
 
 
 class FlatImageAdapter:
