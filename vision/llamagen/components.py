@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mmspec.errors import ArgumentError
-from mmspec.vision.llamagen.transformer import CaptionEmbedder, LlamaGenTransformer
-
-if TYPE_CHECKING:
-    pass
-
 from mmspec.drafters.ngram import NGramTable
+from mmspec.errors import ArgumentError
 from mmspec.vision.component import Component, stores_arguments
 from mmspec.vision.llamagen.codes import codebook_size
+from mmspec.vision.llamagen.transformer import CaptionEmbedder, LlamaGenTransformer
 
 
 class NGramTokens(Component):

@@ -28,7 +28,8 @@ from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens
 from mmspec.vision.image_stream import StreamsImages
-from mmspec.vision.llamagen.components import NGramTokens, check_codes, decode_tokens, read_codebook, smaller
+from mmspec.vision.llamagen.codes import decode_tokens, read_codebook
+from mmspec.vision.llamagen.components import NGramTokens, check_codes, smaller
 from mmspec.vision.llamagen.conditioning import (
     Condition,
     from_classes,
