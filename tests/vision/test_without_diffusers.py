@@ -117,6 +117,9 @@ def test_a_draft_model_is_added_without_diffusers(tmp_path: Path) -> None:
     assert type(ours.draft_transformer) is LlamaGenTransformer
     assert torch.equal(ours.draft_transformer.output.weight, small.output.weight)
     assert ours.transformer.config.vocab_size != V
+    ours.new_small().save_pretrained(tmp_path / "own")  # as training does
+    ours.add_drafter(tmp_path / "own")
+    assert torch.equal(ours.draft_transformer.output.weight, small.output.weight)
     other: Any = tiny()
     other.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=f"vocab_size.*{V}"):
