@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -80,7 +81,7 @@ class ModelPipeline:
         move(self, torch.device(device))
         return self
 
-    def save_pretrained(self, save_directory: Any = None) -> None:
+    def save_pretrained(self, save_directory: str | Path) -> None:
         """Refused: these pipelines are loaded from the files that their models were published in."""
         raise ArgumentError(
             f"save_pretrained is not possible for a {type(self).__name__}: keep the files that mmspec.load read it from"

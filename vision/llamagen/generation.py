@@ -302,6 +302,9 @@ class LlamaGenGenerator(StreamsImages):
             mask = condition.mask
             return model(tokens, condition.features, None if mask is None or bool(mask.all()) else mask)
 
+        def small_target(model: Any) -> Target:
+            return target(model, False)
+
         return PreparedPrompts(
             partial(target, gpt, _guided(samplings)),
             self._layout(),
@@ -309,7 +312,7 @@ class LlamaGenGenerator(StreamsImages):
             self._resources(target, samplings),
             None if gpt.cell else gpt.tok_embeddings.weight.detach(),
             small,
-            lambda model: target(model, False),
+            small_target,
         )
 
     def new_small(self) -> LlamaGenTransformer:
