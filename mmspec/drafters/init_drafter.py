@@ -14,7 +14,15 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.drafters.kernel_drafts import KernelDrafts, kernel_drafts
-from mmspec.drafters.token_init import LearnedTable, RandomToken, TokenInit, host_version, repeat_left, repeat_up
+from mmspec.drafters.token_init import (
+    LearnedTable,
+    RandomToken,
+    TokenInit,
+    host_version,
+    neighbors_of_window,
+    repeat_left,
+    repeat_up,
+)
 from mmspec.errors import ArgumentError
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Draft, Verdict
@@ -58,6 +66,10 @@ class InitDrafter:
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         if self._learned is not None:
             self._learned.update(verdict, state, draws)
+
+    def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
+        """See `mmspec.drafters.restarts.Guesses`; without the tokens that are forced."""
+        return self._init(*neighbors_of_window(verdict, state), draws[INIT])
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.ContinuationDrafter`."""
