@@ -85,9 +85,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> set[bool]:
 
 
 @pytest.mark.parametrize(("recipe", "sampling"), SETTINGS, ids=[recipe for recipe, _ in SETTINGS])
-def test_choices_keep_the_distribution(
-    recipe: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choices_keep_the_distribution(recipe: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = eager(monkeypatch)
     result = check(recipe, sampling, samples=20_000, layout=Layout(6, width=3), seed=1)
     assert result.ok and seen == {True, False}, result
