@@ -68,7 +68,7 @@ class InitDrafter:
             self._learned.update(verdict, state, draws)
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-        """See `mmspec.drafters.restarts.Guesses`; without the tokens that are forced."""
+        """See `mmspec.drafters.restarts.KnowsGuesses`; without the tokens that are forced."""
         return self._init(*neighbors_of_window(verdict, state), draws[INIT])
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:

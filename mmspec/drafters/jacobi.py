@@ -17,7 +17,7 @@ from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
 from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.kernel_drafts import WindowKernel
-from mmspec.drafters.restarts import Guesses, Restarts
+from mmspec.drafters.restarts import KnowsGuesses, Restarts
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
@@ -104,7 +104,7 @@ class Jacobi:
         # Whose choices are made on the host: on a device the next window may be drafted before it knows the tokens.
         self._restarts: Restarts | None = None
         keeps = coupling is not None and refresh is None and outer_layers is None
-        if keeps and isinstance(continuation, Guesses) and not continuation.learns:
+        if keeps and isinstance(continuation, KnowsGuesses) and not continuation.learns:
             self._restarts = Restarts(continuation)
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
         self._kernel: WindowKernel | None = None

@@ -25,7 +25,7 @@ _RISE = 1.02  # of the gain of reused drafts in every window without them, so th
 
 
 @runtime_checkable
-class Guesses(Protocol):
+class KnowsGuesses(Protocol):
     """A continuation drafter whose drafts are guesses from the tokens before them."""
 
     @property
@@ -50,7 +50,7 @@ class Restarts:
 
     ROWS = ("_gain", "_hits", "_restarts", "_reused")
 
-    def __init__(self, guesses: Guesses) -> None:
+    def __init__(self, guesses: KnowsGuesses) -> None:
         self._guesses = guesses
         self._begin(0)
 

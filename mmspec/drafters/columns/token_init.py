@@ -125,7 +125,7 @@ class ColumnInitDrafter:
         return self._learned is not None
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-        """See `mmspec.drafters.restarts.Guesses`."""
+        """See `mmspec.drafters.restarts.KnowsGuesses`."""
         codebooks, vocab_size = verdict.p.shape[-2:]
         left = entries(torch.cat([state.last(), verdict.draft.tokens], dim=1), vocab_size)
         found, forced = self._init(left, draws.uniforms(INIT, 0, codebooks)), state.layout.forced
