@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mmspec.audio.spoken.config import CODES
 from mmspec.audio.spoken.target import SpokenTarget
@@ -153,6 +154,7 @@ class TextNGramDrafter:
 
     ROWS = ("_scripts",)
     calls = 0
+    learns = False
 
     def __init__(self, table: TextNGramTable, target: SpokenTarget, features: Sequence[Index]) -> None:
         self._table = table
@@ -162,23 +164,34 @@ class TextNGramDrafter:
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         pass
 
-    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
-        count, codes = draft.tokens.shape[1], self._target.codes
+    def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
+        """See `mmspec.drafters.restarts.KnowsGuesses`."""
+        every = [verdict.p.shape[1]] * len(state.ids)
+        return torch.tensor(self._follow(state, verdict.tokens.tolist(), every))
+
+    def _follow(self, state: BatchState, lines: list[list[int]], kept: Sequence[int]) -> list[list[int]]:
+        """The table's token at each slot of the lines, in which it replaces those after the kept ones."""
+        codes, found = self._target.codes, []
         phones, ages = (part.tolist() for part in self._target.phone_and_age(state.length - 1))
-        latest = state.last(3).tolist()
-        tokens = draft.tokens.tolist()
-        for script, line, phone, age, (*before, left), kept in zip(
-            self._scripts, tokens, phones, ages, latest, reused.host.tolist(), strict=True
+        for script, line, phone, age, (*before, left), first in zip(
+            self._scripts, lines, phones, ages, state.last(3).tolist(), kept, strict=True
         ):
-            end = len(script) - 1
+            end, guesses = len(script) - 1, []
             third, second = (CODES if token < 0 else token % codes for token in before)
-            for j in range(count):
+            for j in range(len(line)):
                 phone, age = (min(phone + 1, end), 0) if left >= codes else (phone, age + 1)
                 code = left % codes
-                if j >= kept:
-                    token = self._table.predict(script[phone], pack_tokens(min(age, MAX_AGE), code, second, third))
-                    line[j] = 2 * codes if phone == end and token >= codes else token
+                token = self._table.predict(script[phone], pack_tokens(min(age, MAX_AGE), code, second, third))
+                guesses.append(2 * codes if phone == end and token >= codes else token)
+                if j >= first:
+                    line[j] = guesses[j]
                 third, second, left = second, code, line[j]
+            found.append(guesses)
+        return found
+
+    def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
+        count, tokens = draft.tokens.shape[1], draft.tokens.tolist()
+        self._follow(state, tokens, reused.host.tolist())
         drafted = torch.tensor(tokens, device=state.device)
         q = torch.zeros_like(dense(draft.q)).scatter_(2, drafted[..., None], 1.0)
         if reused.host.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmspec.continuous.sampler import LatentSampler
+from mmspec.decoding.no_gain import tell_of_draft_models, tell_of_steps
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_model import ModelDrafter
 from mmspec.errors import ArgumentError
@@ -33,6 +34,10 @@ def build_with(context: DraftingContext, kind: str, amount: int) -> ModelDrafter
             f"{', '.join(['sjd', 'scd', *models])}"
         )
     model = models[kind](amount)
+    if kind == "draft":
+        tell_of_draft_models(recipe, context.target, model.target)
+    elif kind == "few-steps":
+        tell_of_steps(recipe, sampler.head, model.head)
     # If the rule replaces drafts in place, every token of the last window may differ from the one the drafter has read.
     changed = 2 if sampler.rule.truncates else recipe.window + 1
     return ModelDrafter(model.target, sampler.with_head(model.head), changed)

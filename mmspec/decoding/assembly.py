@@ -11,6 +11,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.foreign_parts import checked_rule
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
+from mmspec.decoding.no_gain import tell_of_trees
 from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import OnStep
@@ -67,6 +68,7 @@ def running_batch(
     drafter = None
     if recipe.info.drafts:
         rows = len(state.ids)
+        tell_of_trees(recipe, target)
         drafter = build_drafter(recipe, state.layout, target, samplings, resources, sampler, rows)
     windows = windows_of(recipe)
     return RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, windows)

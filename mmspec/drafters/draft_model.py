@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmspec.decoding.ahead import ReadsAhead, read_window, reads_ahead
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.no_gain import tell_of_draft_models
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import EarlyExit, SingleSlotTarget, Target
 from mmspec.decoding.window_inputs import RECENT
@@ -186,7 +187,9 @@ def draft_model_of(context: DraftingContext) -> tuple[Target, Sequence[SamplingP
     create = resources.draft_model if scale == 1 else resources.guided_draft_model
     if create is None:
         raise ArgumentError(f"recipe '{recipe}' needs a draft model with guidance; leave guidance at 1")
-    return create(), settings
+    model = create()
+    tell_of_draft_models(recipe, context.target, model)
+    return model, settings
 
 
 def draft_sampling(context: DraftingContext, scale: float) -> Sequence[SamplingParams]:

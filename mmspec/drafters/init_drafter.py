@@ -15,7 +15,15 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.drafters.ngram import NGramTable
-from mmspec.drafters.token_init import LearnedTable, RandomToken, TokenInit, host_version, repeat_left, repeat_up
+from mmspec.drafters.token_init import (
+    LearnedTable,
+    RandomToken,
+    TokenInit,
+    host_version,
+    neighbors_of_window,
+    repeat_left,
+    repeat_up,
+)
 from mmspec.errors import ArgumentError
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.numbers import Numbers
@@ -174,6 +182,10 @@ class InitDrafter:
         """See `mmspec.decoding.drafter.ContinuationDrafter`; it does not need the counts."""
         if self._learned is not None:
             self._learned.update(verdict, state, draws)
+
+    def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
+        """See `mmspec.drafters.restarts.KnowsGuesses`; without the tokens that are forced."""
+        return self._init(*neighbors_of_window(verdict, state), draws[INIT])
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.ContinuationDrafter`."""

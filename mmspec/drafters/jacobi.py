@@ -16,6 +16,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
 from mmspec.drafters.init_drafter import InitDrafter, WindowKernel, forcing_frames, token_init
 from mmspec.drafters.recipe_info import Choice
+from mmspec.drafters.restarts import KnowsGuesses, Restarts
 from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError
 from mmspec.sampling.numbers import Numbers
@@ -81,7 +82,7 @@ class Jacobi:
             the target distributions of the window. Requires a coupling.
     """
 
-    ROWS = ("_continuation", "_refresh", "_outer_layers", "_accepted", "_tokens", "_q")
+    ROWS = ("_continuation", "_refresh", "_outer_layers", "_restarts", "_accepted", "_tokens", "_q")
 
     def __init__(
         self,
@@ -101,6 +102,11 @@ class Jacobi:
         self._tokens: Tensor | None = None
         self._q: Probs | None = None
         self._accepted = Numbers(np.zeros(0, dtype=np.int64))
+        # Whose choices are made on the host: on a device the next window may be drafted before it knows the tokens.
+        self._restarts: Restarts | None = None
+        keeps = coupling is not None and refresh is None and outer_layers is None
+        if keeps and isinstance(continuation, KnowsGuesses) and not continuation.learns:
+            self._restarts = Restarts(continuation)
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
         kernel = getattr(continuation, "kernel", continuation if coupling is None else None)
         self._kernel = kernel if refresh is None and isinstance(kernel, WindowKernel) else None
@@ -116,6 +122,8 @@ class Jacobi:
         self._continuation.observe(verdict, state, draws)
         if self._refresh is not None:
             self._refresh.observe(verdict, state)
+        if self._restarts is not None and state.device.type == "cpu":
+            self._restarts.observe(verdict, state, draws)
         self._accepted = verdict.counts
         if self._kernel is not None:
             self._p = verdict.p
@@ -191,6 +199,8 @@ class Jacobi:
             slots = (first[:, None] + torch.arange(count, device=state.device)).clamp(max=width - 1)
             row = torch.arange(batch, device=state.device)[:, None]
             tokens, q = self._tokens[row, slots], self._q[row, slots]
+            if self._restarts is not None and on_cpu:
+                reused = self._restarts.limit(reused)
         if self._refresh is not None:
             tokens, q, reused = self._refresh.refresh(state, tokens, q, reused, draws)
         draft = Draft(tokens, q)

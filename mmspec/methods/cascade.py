@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.drafter import ContinuationDrafter, Drafter
+from mmspec.decoding.no_gain import tell_of_draft_models
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import Target
 from mmspec.drafters.draft_model import ModelDrafter, draft_sampling
@@ -98,7 +99,9 @@ def build(context: DraftingContext) -> CascadeDrafter:
     if resources.draft_model is not None:
         sampler = layout.sampler(draft_sampling(context, 1.0), target.device)
         # Unread may be the last draft, the bonus token of the inner loop, and that of the outer one.
-        small = ModelDrafter(resources.draft_model(), sampler, unread=3)
+        model = resources.draft_model()
+        tell_of_draft_models(context.recipe, target, model)
+        small = ModelDrafter(model, sampler, unread=3)
     else:
         if resources.table is not None:
             guesses: ContinuationDrafter = InitDrafter(token_init(context, "table"))

@@ -15,6 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 import mmspec.audio.models.vibevoice.decoding
 from mmspec.audio.models.pocket.decoding import speak
 from mmspec.audio.models.vibevoice.decoding import converse
+from mmspec.decoding import no_gain
 from mmspec.errors import ArgumentError
 from mmspec.sampling.rng import CounterRNG
 
@@ -80,6 +81,16 @@ def test_rows_end_as_in_the_models_own_loop() -> None:
         assert torch.equal(ours.audio_latents_mask, own.audio_latents_mask), recipe
         assert float((ours.audio_latents - own.audio_latents).abs().max()) < 1e-3
     assert int(own.audio_latents_mask.sum(1).min()) < 30
+
+
+@pytest.mark.parametrize(("flow", "flow_steps", "said"), [("lsd", 1, True), ("lsd", 3, False), ("drifting", 3, True)])
+def test_few_steps_of_a_head_with_as_few_are_said(
+    flow: str, flow_steps: int, said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    no_gain._tell.cache_clear()
+    call: dict[str, Any] = {"max_frames": 4, "num_flow_steps": flow_steps}
+    speak(tiny("pocket", flow), PROMPT, "few-steps+tolerance:steps=2,distance=0.2,window=3", **call)
+    assert ("save no time" in caplog.text) == said
 
 
 @pytest.mark.releases

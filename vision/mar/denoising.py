@@ -114,6 +114,7 @@ class MARHead:
         guidance: float = 1.0,
         linear: bool = True,
     ) -> None:
+        self.steps = steps
         self._schedule = schedule(steps)
         self.dim = dim
         self.normals = dim * most_steps

@@ -44,7 +44,7 @@ class PocketHead:
 
     Args:
         model: `PocketTTSForConditionalGeneration` or `GradiumPhononTTSForConditionalGeneration`.
-        steps: Steps of the flow; a "drifting" head ignores it.
+        steps: Steps of the flow; a "drifting" head has one.
         eos_threshold: An end is predicted if its logit is above it.
         min_frames: The first frame that may predict an end.
     """
@@ -54,7 +54,7 @@ class PocketHead:
     def __init__(self, model: Any, steps: int, eos_threshold: float, min_frames: int) -> None:
         self.dim = self.normals = model.config.latent_dim
         self._model = model
-        self._steps = steps
+        self.steps = 1 if model.config.flow_head_config.flow_type == "drifting" else steps
         self._threshold = eos_threshold
         self._min_frames = min_frames
 
@@ -63,7 +63,7 @@ class PocketHead:
         # scale of the noise.
         hidden, (before, after, scale) = logits.cond[..., :-3], logits.cond[..., -3:].unbind(-1)
         start = (noise * scale[..., None]).to(hidden.dtype).flatten(0, 1)
-        mean = self._model.sample_latent(hidden.flatten(0, 1), start, self._steps).unflatten(0, positions.shape).float()
+        mean = self._model.sample_latent(hidden.flatten(0, 1), start, self.steps).unflatten(0, positions.shape).float()
         late = torch.from_numpy(positions >= self._min_frames).to(hidden.device)
         ends = (self._model.eos_head(hidden)[..., 0].float() > self._threshold) & late
         mark = torch.where(before > 0, before - 1, torch.where(ends, after, NO_END))

@@ -50,7 +50,7 @@ class VibeVoiceHead:
         config = model.config
         self.dim = self.normals = config.audio_config.hidden_size
         self._model = model
-        self._steps = steps
+        self.steps = steps
         self._guidance = guidance
         self._audio = config.audio_token_id
         self._kinds = torch.tensor(
@@ -71,7 +71,7 @@ class VibeVoiceHead:
     def _solve(self, cond: Tensor, uncond: Tensor, noise: Tensor) -> Tensor:
         """Latents float32 [n, D] from conditions [n, H] and noise [n, D]."""
         solver = self._model._build_default_noise_scheduler(self._model.generation_config)
-        solver.set_timesteps(num_inference_steps=self._steps)
+        solver.set_timesteps(num_inference_steps=self.steps)
         condition, x = torch.cat([cond, uncond]), noise.to(cond.dtype)
         for t in solver.timesteps:
             both = x.repeat(2, 1)

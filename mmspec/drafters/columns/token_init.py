@@ -119,6 +119,18 @@ class ColumnInitDrafter:
         if self._learned is not None:
             self._learned.update(verdict, state, draws)
 
+    @property
+    def learns(self) -> bool:
+        """Whether it changes with every window."""
+        return self._learned is not None
+
+    def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
+        """See `mmspec.drafters.restarts.KnowsGuesses`."""
+        codebooks, vocab_size = verdict.p.shape[-2:]
+        left = entries(torch.cat([state.last(), verdict.draft.tokens], dim=1), vocab_size)
+        found, forced = self._init(left, draws.uniforms(INIT, 0, codebooks)), state.layout.forced
+        return found if forced is None else entries(forced.put(found, draws.positions), vocab_size)
+
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         codebooks, vocab_size = draft.q.shape[-2:]

@@ -61,7 +61,7 @@ class FlowHead:
         self.dim = self.normals = codes.shape[1]
         self._codes = codes
         self._half = codes.square().sum(-1) / 2
-        self._steps = steps
+        self.steps = steps
         self._guidance = guidance
         self._temperature = temperature
 
@@ -70,11 +70,11 @@ class FlowHead:
         if logits.uncond is not None:
             scores = torch.lerp(logits.uncond.float(), scores, self._guidance)
         scores, x = scores / self._temperature, noise
-        for i in range(self._steps):
-            t = i / self._steps
+        for i in range(self.steps):
+            t = i / self.steps
             variance = (1 - t) ** 2 + (t * SPREAD) ** 2
             weight = (scores + (t * (x @ self._codes.T) - t**2 * self._half) / variance).softmax(-1)
             code = weight @ self._codes
             goal = code + t * SPREAD**2 / variance * (x - t * code)
-            x = x + (goal - x) / (self._steps - i)
+            x = x + (goal - x) / (self.steps - i)
         return Gaussian.deterministic(x)
