@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from mmspec.cli.app import main
 from mmspec.cli.model_check.batch_invariance import LATE, SERVER, TOGETHER, Codes, check_batch_invariance, difference
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse
+from mmspec.sampling.logits import Logits
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 
 CLASSES = ["3", "1", "7", "1"]
@@ -34,7 +34,7 @@ def quiet(pipe: Any) -> Any:
 
 
 PIPELINES: dict[str, tuple[Callable[[], Any], str, list[str]]] = {
-    "image": (lambda: mmspec.load(tiny_models.emu3(), processor=tiny_processors.emu3()), "scd:window=4", WORDS),
+    "image": (lambda: mmspec.load(tiny_models.janus(), processor=tiny_processors.janus()), "scd:window=4", WORDS),
     "classes": (
         lambda: LlamaGenPipeline(tiny_llamagen.tiny(model_type="c2i", num_classes=9, cls_token_num=1)),
         "recycle:window=3",
@@ -49,12 +49,18 @@ PIPELINES: dict[str, tuple[Callable[[], Any], str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", PIPELINES)
+QUICK = ("classes",)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in PIPELINES]
+)
 def test_codes_do_not_depend_on_other_requests(kind: str) -> None:
     make, recipe, prompts = PIPELINES[kind]
     found = check_batch_invariance(quiet(make()), parse(recipe), prompts, "float32")
-    assert found == [Codes(way, "float32", len(prompts), len(prompts)) for way in (TOGETHER, LATE, SERVER)]
-    assert {codes.result for codes in found} == {"passed"}
+    ways = (TOGETHER, LATE) if kind == "classes" else (TOGETHER, LATE, SERVER)  # the endpoint takes texts
+    assert found[: len(ways)] == [Codes(way, "float32", len(prompts), len(prompts)) for way in ways]
+    assert [codes.result for codes in found] == ["passed"] * len(ways) + ["not checked"] * (3 - len(ways))
 
 
 @pytest.fixture
@@ -63,8 +69,8 @@ def mixing(monkeypatch: pytest.MonkeyPatch) -> None:
     real = CausalTarget.forward
 
     def forward(self: CausalTarget, *given: Any) -> Any:
-        logits = real(self, *given)
-        return replace(logits, cond=logits.cond + logits.cond.mean(0, keepdim=True))
+        cond, uncond = real(self, *given)
+        return Logits(cond + cond.mean(0, keepdim=True), uncond)
 
     monkeypatch.setattr(CausalTarget, "forward", forward)
 
@@ -76,14 +82,21 @@ def test_a_model_whose_rows_depend_on_each_other_fails(mixing: None) -> None:
     assert all(codes.equal < codes.requests and codes.first is not None for codes in found)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> None:
+@pytest.mark.slow
+def test_the_command(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tiny_models.janus().save_pretrained(tmp_path / "janus")
     tiny_processors.janus().save_pretrained(tmp_path / "janus")
     call = ["check", "scd:window=4", "-m", str(tmp_path / "janus"), "--batch-invariance"]
+    monkeypatch.setattr("mmspec.cli.model_check.batch_invariance_report.DTYPES", ("bf16",))
     assert main([*call, "-o", str(tmp_path / "page.md")]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
-    assert "8 requests: passed" in page and page.count("float32") == page.count("bfloat16") == 3
+    assert "8 requests: passed" in page and page.count("bfloat16") == 3
     assert main([*call, "--tokens", "8"]) == 2
     assert "--batch-invariance takes no --tokens" in capsys.readouterr().err
     assert main(["check", "--batch-invariance"]) == 2
