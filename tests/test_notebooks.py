@@ -14,7 +14,7 @@ import pytest
 
 from mmspec.audio.outputs import AudioOutput
 from mmspec.cli.app import main
-from mmspec.decoding.stats import no_tokens
+from mmspec.decoding.stats import Stats
 
 NAMES = ("images", "speech")
 MOST_BYTES = 300_000
@@ -65,6 +65,6 @@ def run(source: str, names: dict[str, Any]) -> Any:
 
 
 def test_audio_is_a_player() -> None:
-    made = AudioOutput(np.zeros((1, 400), np.float32), 16_000, [], 0, [], False, no_tokens())
+    made = AudioOutput(np.zeros((1, 400), np.float32), 16_000, [], 0, [], False, Stats(0, 0, 0.0, [], 0, 0.0, {}, 0))
     assert str(made._repr_html_()).startswith('<audio controls src="data:audio/flac;base64,ZkxhQ')
     assert replace(made, audio=np.zeros((1, 0), np.float32))._repr_html_() is None
