@@ -24,6 +24,7 @@ OFFERED = {
 BUILD = """[general]
 name = "mmspec-verify"
 version = 1
+edition = 5
 license = "Apache-2.0"
 backends = ["cuda", "rocm", "xpu"]
 
