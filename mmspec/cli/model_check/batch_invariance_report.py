@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def report_batch_invariance(
     for name in DTYPES if options.dtype is None else (options.dtype,):
         pipe = options.load(model, name)
         chosen, dtype = recipe or parse(configured_recipe(pipe)), str(dtype_of(pipe)).removeprefix("torch.")
-        prompts = BY_MODEL.get(model, SPEECH if makes_audio(pipe) else BUILTIN)
+        prompts: Sequence[str] = BY_MODEL.get(model, SPEECH if makes_audio(pipe) else BUILTIN)
         if options.prompt is not None:
             prompts = (options.prompt,)
         requests = [prompts[number % len(prompts)] for number in range(options.rows)]
