@@ -1,4 +1,4 @@
-"""Nodes of ComfyUI for mmspec: copy this folder into ComfyUI's `custom_nodes`, and install mmspec beside it."""
+"""Nodes of ComfyUI for mmspec: copy this folder into ComfyUI's `custom_nodes`, and mmspec into its environment."""
 
 from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 
