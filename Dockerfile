@@ -8,9 +8,10 @@ RUN apt-get update && apt-get install --yes --no-install-recommends libsndfile1 
     && useradd --create-home --uid 1000 mmspec \
     # A new volume takes the owner of the folder it is mounted at.
     && install --directory --owner=mmspec --group=mmspec /home/mmspec/.cache
-RUN pip install --no-cache-dir torch torchaudio --index-url "$TORCH_INDEX"
+COPY .ci/docker.lock /docker.lock
+RUN pip install --no-cache-dir --constraint /docker.lock torch torchaudio --index-url "$TORCH_INDEX"
 COPY . /src
-RUN pip install --no-cache-dir "/src[serve]" && rm -rf /src
+RUN pip install --no-cache-dir --constraint /docker.lock "/src[serve]" && rm -rf /src
 USER 1000
 WORKDIR /home/mmspec
 EXPOSE 8000

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,17 @@ class AudioOutput(Output):
         from mmspec.audio.wave import write_audio
 
         write_audio(self.audio, self.sampling_rate, Path(path))
+
+    def _repr_html_(self) -> str | None:
+        """A player, in notebooks; None without audio."""
+        if not self.audio.size:
+            return None
+        import soundfile
+
+        file = BytesIO()
+        soundfile.write(file, self.audio.T, self.sampling_rate, format="FLAC")
+        data = base64.b64encode(file.getvalue()).decode()
+        return f'<audio controls src="data:audio/flac;base64,{data}"></audio>'
 
 
 class AudioOutputs(list[AudioOutput]):

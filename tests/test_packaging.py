@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from mmspec.versions import TESTED
 
@@ -203,6 +205,17 @@ def test_the_lowest_versions_are_those_that_are_promised(root: Path, settings: d
     assert set(lowest) == {*promised, "click"}
     for name, bound in promised.items():
         assert f"{lowest[name]}.".startswith(f"{bound}."), name
+
+
+def test_the_image_has_one_version_of_all_that_the_server_needs(root: Path, settings: dict[str, Any]) -> None:
+    lines = (root / ".ci" / "docker.lock").read_text().splitlines()
+    locked = dict(line.split("==") for line in lines if not line.startswith("#"))
+    project = settings["project"]
+    for text in (*project["dependencies"], *project["optional-dependencies"]["serve"]):
+        needed = Requirement(text)
+        if needed.marker is None:  # Triton comes with torch
+            assert locked[canonicalize_name(needed.name)] in needed.specifier, text
+    assert (root / "Dockerfile").read_text().count("--constraint /docker.lock") == 2
 
 
 def test_upper_bounds_end_at_the_newest_tested_release(settings: dict[str, Any]) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mmspec.cli.exactness_gate import is_foreign
+from mmspec.cli.model_check.options import ModelOptions
 from mmspec.cli.options import Json
-from mmspec.cli.threads import suit_threads
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, configured_recipe, parse
 from mmspec.ways_to_draft import ways_to_draft
@@ -44,6 +44,12 @@ def check(
     dtype: Annotated[
         str | None, typer.Option(show_default="float32", help="With -m: the dtype of the weights, such as bf16.")
     ] = None,
+    batch_invariance: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariance", help="With -m: whether the codes of a request depend on the requests beside it."
+        ),
+    ] = False,
     tokenizer: Annotated[
         str | None, typer.Option(show_default=False, help="With -m: the image tokenizer or codec, a file or Hub id.")
     ] = None,
@@ -54,7 +60,12 @@ def check(
         int | None, typer.Option(min=8, show_default="64", help="With -m: new tokens, where the model allows a number.")
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(min=8, show_default="64", help="With -m: rows of each sample; more find less.")
+        int | None,
+        typer.Option(
+            min=8,
+            show_default="64",
+            help="With -m: rows of each sample; more find less. With --batch-invariance: requests, 8 by default.",
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", show_default=False, help="With -m: write the page to this file.")
@@ -66,7 +77,8 @@ def check(
     With -m, a model is checked with its own weights: greedy tokens against the model's own generate, windows and
     roll-back against single steps, samples against the model's own in a two-sample test, kernels and CUDA graphs
     against the eager path, and the calls and seconds of each recipe, on one Markdown page. RECIPE is one recipe, or all
-    for the most useful ones.
+    for the most useful ones. With --batch-invariance, requests are decoded alone, in one batch, joining late and over
+    a server, in float32 and in bfloat16, or in --dtype: in float32 their codes must be equal.
 
     TV is the total variation distance between the joint distributions; floor is its mean for that many exact samples.
     z is the mean of a score of the sequences, such as their likelihood, in standard errors. An exact recipe passes
@@ -78,6 +90,13 @@ def check(
     if model is not None:
         wanted = None if what == "all" else [parse(what)]
         options = ModelOptions(prompt, device or "cpu", dtype, tokenizer, style, tokens or 64, rows or 64)
+        if batch_invariance:
+            from mmspec.cli.model_check.batch_invariance_report import report_batch_invariance
+
+            options = replace(options, rows=rows or 8)
+            if not report_batch_invariance(model, None if wanted is None else wanted[0], options, output, as_json):
+                raise typer.Exit(FAILED)
+            return
         report_model(model, wanted, options, output, as_json)
         return
     if columns and latents:
@@ -99,19 +118,6 @@ def check(
         raise typer.Exit(FAILED)
 
 
-@dataclass(frozen=True)
-class ModelOptions:
-    """The options of `mmspec check -m`; None takes the default of the model."""
-
-    prompt: str | None
-    device: str
-    dtype: str | None
-    tokenizer: str | None
-    style: str | None
-    tokens: int
-    rows: int
-
-
 def report_model(
     model: str, recipes: Sequence[Recipe] | None, options: ModelOptions, output: Path | None, as_json: bool
 ) -> None:
@@ -127,23 +133,16 @@ def report_model(
     Raises:
         typer.Exit: With status 1 if a check fails.
     """
-    import mmspec
     from mmspec.cli.model_check.checks import check_model
     from mmspec.cli.model_check.page import as_json as as_object
-    from mmspec.cli.model_check.page import page
+    from mmspec.cli.model_check.page import page, write_page
     from mmspec.cli.model_check.subject import dtype_of, subject_of
-    from mmspec.cli.pipelines import disable_loading_bars
-    from mmspec.files import check_writable, replacing
+    from mmspec.files import check_writable
     from mmspec.metrics.environment import environment
 
     if output is not None:
         check_writable(output, "-o/--output")
-    disable_loading_bars()
-    suit_threads(model)
-    config = None if options.style is None else {"style": options.style}
-    pipe = mmspec.load(model, device=options.device, dtype=options.dtype, tokenizer=options.tokenizer, config=config)
-    if hasattr(pipe, "set_progress_bar_config"):
-        pipe.set_progress_bar_config(disable=True)
+    pipe = options.load(model, options.dtype)
     prompt = DEFAULT_PROMPT if options.prompt is None else options.prompt
     own = parse(configured_recipe(pipe))
     chosen = recipes or list(dict.fromkeys([own, *map(parse, USEFUL)], None))
@@ -163,15 +162,7 @@ def report_model(
         dtype,
         lambda name: print(f"checking {name}", file=sys.stderr, flush=True),
     )
-    if output is not None:
-        with replacing(output) as partial:
-            partial.write_text(page(report), encoding="utf-8")
-    if as_json:
-        print(json.dumps(as_object(report)))
-    elif output is None:
-        print(page(report), end="")
-    else:
-        print(output)
+    write_page(page(report), as_object(report), output, as_json)
     if not report.passed:
         raise typer.Exit(FAILED)
 

@@ -58,7 +58,17 @@ def _is_not(name: str, *values: object) -> Callable[[Mapping[str, Any]], bool]:
 _NETWORK = ("--loss", "--steps", "--lr", "--hidden", "--rotary", "--keep-features", "--no-keep-features")
 _TRAINED = (*_NETWORK, "--validate-every", "--save-every")
 _ENUMERATED = ("--samples", "--seed", "--columns", "--latents")
-_OF_MODEL = ("--prompt", "--device", "--dtype", "--tokenizer", "--style", "--tokens", "--rows", "--output")
+_OF_MODEL = (
+    "--prompt",
+    "--device",
+    "--dtype",
+    "--tokenizer",
+    "--style",
+    "--tokens",
+    "--rows",
+    "--output",
+    "--batch-invariance",
+)
 _STEPS = ("--config", "--batch", "--repeats", "--device", "--output", "--json")
 _UNTRAINED = ("retrieval", "swift")
 _LAYERED = ("block", "kangaroo", "one-step", "outer")
@@ -69,6 +79,7 @@ MODES: tuple[Alone | Needs, ...] = (
     Needs("bench image", ("--config",), "--random-weights", _is("random_weights")),
     Alone("bench predict", "--prompt", leaves=("--prompts",)),
     Alone("check", "--model", leaves=_ENUMERATED),
+    Alone("check", "--batch-invariance", leaves=("--tokens",)),
     Needs("check", _OF_MODEL, "-m/--model", _is("model")),
     Alone("eval", "--dry-run", leaves=("--json", "--log-every")),
     Alone("measure", "--save-reference", leaves=("--reference", "--prompts", "--json")),

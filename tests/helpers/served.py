@@ -17,9 +17,10 @@ import torch
 
 from mmspec.audio.adapter import PreparedText
 from mmspec.serving.app import Application
+from mmspec.serving.background import in_background
 from mmspec.serving.generation import CallOutput, DecodingRequest, QueueFullError
 from mmspec.serving.models import ServedModel
-from mmspec.serving.server import DrainingServer, address_of, bind
+from mmspec.serving.server import DrainingServer
 from mmspec.serving.settings import ServerSettings
 
 
@@ -79,25 +80,8 @@ class Served:
 def served(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> Iterator[Served]:
     """Runs a server as `mmspec serve` does, but for signals."""
     application = Application(list(models), settings)
-    listener = bind("127.0.0.1", 0)
-    server = DrainingServer(application)
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            asyncio.run(server.serve([listener]))
-        except BaseException as error:  # raised in the test
-            failures.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield Served(application, address_of(listener), server)
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        listener.close()
-    assert not failures and not thread.is_alive(), failures
+    with in_background(application) as (address, server):
+        yield Served(application, address, server)
 
 
 class HeldEngine:

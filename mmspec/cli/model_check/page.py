@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from mmspec.cli.model_check.checks import OWN, ModelReport
+from mmspec.files import replacing
 
 SHOWN_IDS = 200
 
@@ -69,3 +72,23 @@ def page(report: ModelReport) -> str:
 def as_json(report: ModelReport) -> dict[str, Any]:
     """The report as a JSON object."""
     return {"schema": 1, "passed": report.passed, **asdict(report)}
+
+
+def write_page(text: str, facts: Mapping[str, Any], output: Path | None, as_json: bool) -> None:
+    """Writes a page to a file, and prints its path, the page or a JSON object.
+
+    Args:
+        text: The page.
+        facts: The JSON object.
+        output: The file; None writes none.
+        as_json: Whether to print the JSON object.
+    """
+    if output is not None:
+        with replacing(output) as partial:
+            partial.write_text(text, encoding="utf-8")
+    if as_json:
+        print(json.dumps(facts))
+    elif output is None:
+        print(text, end="")
+    else:
+        print(output)

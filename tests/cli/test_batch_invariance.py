@@ -1,0 +1,130 @@
+"""`mmspec check --batch-invariance`: tiny models of each shape pass, one whose rows depend on each other fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_latents
+import tiny_llamagen
+import tiny_models
+import tiny_processors
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec.cli.app import main
+from mmspec.cli.model_check.batch_invariance import LATE, SERVER, TOGETHER, Codes, check_batch_invariance, difference
+from mmspec.hf.causal_target import CausalTarget
+from mmspec.recipes import parse
+from mmspec.sampling.logits import Logits
+from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
+
+CLASSES = ["3", "1", "7", "1"]
+WORDS = ["one two", "a red dog", "two", "a dog"]
+
+
+def quiet(pipe: Any) -> Any:
+    if hasattr(pipe, "set_progress_bar_config"):
+        pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+PIPELINES: dict[str, tuple[Callable[[], Any], str, list[str]]] = {
+    "image": (lambda: mmspec.load(tiny_models.janus(), processor=tiny_processors.janus()), "scd:window=4", WORDS),
+    "classes": (
+        lambda: LlamaGenPipeline(tiny_llamagen.tiny(model_type="c2i", num_classes=9, cls_token_num=1)),
+        "recycle:window=3",
+        CLASSES,
+    ),
+    "speech": (lambda: mmspec.load("spoken"), "table:window=8", ["one", "turn left", "two", "it is half past three"]),
+    "vectors": (
+        lambda: mmspec.load(tiny_latents.tiny("pocket"), processor=tiny_latents.pocket_processor()),
+        "plain",
+        ["hello big world", "again", "big hello", "hello"],
+    ),
+}
+
+
+QUICK = ("classes",)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in PIPELINES]
+)
+def test_codes_do_not_depend_on_other_requests(kind: str) -> None:
+    make, recipe, prompts = PIPELINES[kind]
+    found = check_batch_invariance(quiet(make()), parse(recipe), prompts, "float32")
+    ways = (TOGETHER, LATE) if kind == "classes" else (TOGETHER, LATE, SERVER)  # the endpoint takes texts
+    assert found[: len(ways)] == [Codes(way, "float32", len(prompts), len(prompts)) for way in ways]
+    assert [codes.result for codes in found] == ["passed"] * len(ways) + ["not checked"] * (3 - len(ways))
+
+
+@pytest.fixture
+def mixing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a model whose rows depend on each other: each sees the mean of the batch."""
+    real = CausalTarget.forward
+
+    def forward(self: CausalTarget, *given: Any) -> Any:
+        cond, uncond = real(self, *given)
+        return Logits(cond + cond.mean(0, keepdim=True), uncond)
+
+    monkeypatch.setattr(CausalTarget, "forward", forward)
+
+
+def test_a_model_whose_rows_depend_on_each_other_fails(mixing: None) -> None:
+    make, recipe, prompts = PIPELINES["image"]
+    found = check_batch_invariance(quiet(make()), parse(recipe), prompts, "float32")
+    assert [codes.result for codes in found] == ["FAILED"] * 3
+    assert all(codes.equal < codes.requests and codes.first is not None for codes in found)
+
+
+@pytest.mark.slow
+def test_the_command(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tiny_models.janus().save_pretrained(tmp_path / "janus")
+    tiny_processors.janus().save_pretrained(tmp_path / "janus")
+    call = ["check", "scd:window=4", "-m", str(tmp_path / "janus"), "--batch-invariance"]
+    monkeypatch.setattr("mmspec.cli.model_check.batch_invariance_report.DTYPES", ("bf16",))
+    assert main([*call, "-o", str(tmp_path / "page.md")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "8 requests: passed" in page and page.count("bfloat16") == 3
+    assert main([*call, "--tokens", "8"]) == 2
+    assert "--batch-invariance takes no --tokens" in capsys.readouterr().err
+    assert main(["check", "--batch-invariance"]) == 2
+    assert "--batch-invariance requires -m/--model" in capsys.readouterr().err
+    request.getfixturevalue("mixing")
+    assert main([*call, "--dtype", "float32", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["passed"] and [each["result"] for each in found["results"]] == ["FAILED"] * 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3]), None),
+        (torch.tensor([1, 2, 3]), torch.tensor([1, 5, 6]), 1),
+        (torch.tensor([1, 2, 3]), torch.tensor([1, 2]), 2),
+        (torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 5]]), 1),
+        (torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.0001]]), None),
+        (torch.tensor([[1.0, 2.0]]), torch.tensor([[1.1, 2.0]]), 0),
+        (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), None),
+    ],
+)
+def test_the_first_difference(one: Tensor, other: Tensor, expected: int | None) -> None:
+    assert difference(one, other) == expected
+
+
+def test_only_float32_is_promised() -> None:
+    results = {Codes(TOGETHER, dtype, 4, equal).result for dtype in ("bfloat16", "float16") for equal in (0, 3)}
+    assert results == {"not promised"}
+    assert Codes(TOGETHER, "bfloat16", 4, 3, 17).figures == "3 of 4 equal, the first difference is at position 17"
+    assert Codes(SERVER, "float32", 4, reason="no server").result == "not checked"
