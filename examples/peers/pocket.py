@@ -1,0 +1,1 @@
+def pocket(*a): pass
