@@ -134,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=64, help="tokens, columns or frames of a sample")
-    parser.add_argument("--recipes", default="", help="of mmspec, separated by semicolons; those of the peer by default")
+    parser.add_argument(
+        "--recipes", default="", help="of mmspec, separated by semicolons; those of the peer by default"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -145,7 +147,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--peer {args.peer} {needs} --repository")
     if (args.sjd_repository is not None) != (args.peer == "scd"):
         parser.error("--sjd-repository is for --peer scd, which needs it")
-    logging.getLogger("mmspec").addHandler(Refused(logging.WARNING))
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     where = tuple(each.resolve() for each in (args.repository, args.sjd_repository) if each is not None)
@@ -153,8 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dtype = getattr(torch, args.dtype)
     case = makers[args.peer](Options(where, args.size, dtype, args.batch, args.tokens, recipes))
     settings = {name: getattr(args, name) for name in ("peer", "size", "dtype", "batch", "tokens", "rounds", "seed")}
-    greedy = compare_greedy(case, args.dtype == "float32")  # ties and rounding decide between tokens in bfloat16
-    jobs = measure(case, args.rounds, args.seed)
+    refused = Refused(logging.WARNING)
+    logging.getLogger("mmspec").addHandler(refused)
+    try:
+        greedy = compare_greedy(case, args.dtype == "float32")  # ties and rounding decide between tokens in bfloat16
+        jobs = measure(case, args.rounds, args.seed)
+    finally:
+        logging.getLogger("mmspec").removeHandler(refused)
     result = {**settings, "model": case.model, "environment": environment(case), "greedy": greedy, "jobs": jobs}
     print(json.dumps(result, indent=1))
     if args.out is not None:

@@ -45,7 +45,9 @@ def sizes(options: Options) -> dict[str, Any]:
         SystemExit: If the image is not square.
     """
     if isqrt(options.tokens) ** 2 != options.tokens:
-        raise SystemExit(f"--tokens {options.tokens} is not allowed; an image has a square number of tokens, such as 256")
+        raise SystemExit(
+            f"--tokens {options.tokens} is not allowed; an image has a square number of tokens, such as 256"
+        )
     return {**SIZES[options.size], "block_size": options.tokens}
 
 

@@ -122,9 +122,7 @@ def accelerated(recipe: str, model: Any, one: Published, options: Options, greed
 def own(one: Published, options: Options) -> Case:
     """The case of a model's own `generate`."""
     model = one.model(options.size, options.dtype)
-    jobs: dict[str, Callable[[bool], Run]] = {
-        "transformers generate": partial(generate, model, one, options)
-    }
+    jobs: dict[str, Callable[[bool], Run]] = {"transformers generate": partial(generate, model, one, options)}
     for recipe in ("plain", *(options.recipes or one.recipes)):
         jobs[f"mmspec {recipe}"] = partial(accelerated, recipe, model, one, options)
     return Case(f"{one.config}, {parameters(model)}", jobs)

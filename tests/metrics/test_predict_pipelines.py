@@ -57,7 +57,9 @@ def test_pixels_are_not_asked_for_by_class() -> None:
     asked: list[Any] = []
 
     class Classes:
-        def __call__(self, *, class_labels: list[int], recipe: Any, seed: Any, output_type: str = "pil", **_: Any) -> Any:
+        def __call__(
+            self, *, class_labels: list[int], recipe: Any, seed: Any, output_type: str = "pil", **_: Any
+        ) -> Any:
             asked.append(output_type)
             raise ArgumentError("class_labels=[3] is not possible")
 
