@@ -114,7 +114,7 @@ def predict(
         raise ArgumentError(f"prompts has {len(prompts)} entries; there must be at least 2, or there is no interval")
 
     # Pixels are not measured, and some models that load have no decoder for them.
-    tokens = {"output_type": "latent"} if "output_type" in signature(pipe).parameters else {}
+    tokens: dict[str, Any] = {"output_type": "latent"} if "output_type" in signature(pipe).parameters else {}
 
     def run(recipe: Recipe, first: int, count: int, measure_entropy: bool = False) -> Stats:
         on_run(str(recipe))
