@@ -25,7 +25,7 @@ REFUSED = {
     "amused": MASKED, "magnet": MASKED, "shapes-latent": CONTINUOUS, "pocket": CONTINUOUS, "vibevoice": CONTINUOUS,
 }  # fmt: skip
 NO_END = {"spark"}  # what random weights write cannot be decoded with every seed
-QUICK = {*IMAGES, "flat", "soprano", "moss-local"} - {"shapes", "scenes"}
+QUICK = {*IMAGES, "flat", "soprano", "moss-local"} - {"shapes", "scenes", "glm", "liquid"}
 EVERY = {**IMAGES, **MUSIC, **SPEECH}
 
 
