@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from inspect import signature
 from statistics import median
 from typing import Any
 
@@ -112,13 +113,16 @@ def predict(
     if len(prompts) < 2:
         raise ArgumentError(f"prompts has {len(prompts)} entries; there must be at least 2, or there is no interval")
 
+    # Pixels are not measured, and some models that load have no decoder for them.
+    tokens: dict[str, Any] = {"output_type": "latent"} if "output_type" in signature(pipe).parameters else {}
+
     def run(recipe: Recipe, first: int, count: int, measure_entropy: bool = False) -> Stats:
         on_run(str(recipe))
         some = list(prompts[first : first + count])
         seeds = [seed + first + i for i in range(len(some))]
         # Some pipelines lack the argument.
         asked: dict[str, Any] = {"measure_entropy": True} if measure_entropy else {}
-        stats: Stats = pipe(some, recipe=recipe, seed=seeds, **asked, **sampling).stats
+        stats: Stats = pipe(some, recipe=recipe, seed=seeds, **tokens, **asked, **sampling).stats
         return stats
 
     def count(recipe: Recipe, measure_entropy: bool = False) -> Stats:

@@ -17,6 +17,7 @@ class _ByClass:
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
+        self.__signature__ = inspect.signature(pipe.__call__)  # callers ask it for options
 
     def __call__(self, prompts: Sequence[str], **options: Any) -> Any:
         wrong = [prompt for prompt in prompts if not prompt.isdecimal()]
