@@ -5,11 +5,12 @@ Classes are named by package and class, so that nothing is imported for objects 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
+from mmspec.drop_in.chatterbox import loop_of_t3
 from mmspec.drop_in.generate_method import GenerateMethod
 from mmspec.drop_in.replacement import Replacement
 from mmspec.errors import ArgumentError
@@ -23,7 +24,12 @@ INSIDE: Mapping[str, tuple[str, ...]] = {
     "transformers.Qwen2_5OmniForConditionalGeneration": ("talker",),
     "transformers.Qwen3OmniMoeForConditionalGeneration": ("talker",),
     "diffusers.GlmImagePipeline": ("vision_language_encoder",),
+    "chatterbox.ChatterboxTTS": ("t3",),
+    "chatterbox.ChatterboxTurboTTS": ("t3",),
+    "chatterbox.ChatterboxMultilingualTTS": ("t3",),
 }
+# Models of other packages with a loop of their own: what stands for its method.
+LOOPS: Mapping[str, Callable[[Any], type[Replacement]]] = {"chatterbox.T3": loop_of_t3}
 # Objects that are not accelerated, and why.
 NOT: Mapping[str, str] = {
     "diffusers.LLaDA2Pipeline": "it unmasks blocks of text in parallel, many tokens per call, and samples none after "
@@ -35,13 +41,11 @@ NOT: Mapping[str, str] = {
     "pocket_tts.TTSModel": "its flow makes each latent without randomness of its own, so that an exact rule accepts no "
     "draft; mmspec.load decodes the folder of transformers' class by rules that give something up",
     "qwen_tts.Qwen3TTSModel": "the package does not run beside transformers 5; mmspec.load decodes its folder",
-    "chatterbox.ChatterboxTTS": "mmspec.load decodes its folder instead",
-    "chatterbox.ChatterboxTurboTTS": "mmspec.load decodes its folder instead",
-    "chatterbox.ChatterboxMultilingualTTS": "mmspec.load decodes its folder instead",
+    "chatterbox.ChatterboxVC": "it converts a voice without codes that are drawn one after the other",
 }
 KNOWN = (
     "models of transformers with an adapter (docs/models.md), pipelines of transformers with one, BarkModel, the Omni "
-    "models of Qwen, and GlmImagePipeline of diffusers"
+    "models of Qwen, GlmImagePipeline of diffusers, and ChatterboxTTS of chatterbox-tts"
 )
 
 
@@ -56,6 +60,8 @@ def replaceable(obj: Any) -> list[tuple[Any, type[Replacement]]]:
     for name in names:
         if name in INSIDE:
             return [found for part in INSIDE[name] for found in replaceable(_part(inner, name, part))]
+        if name in LOOPS:
+            return [(inner, LOOPS[name](inner))]
     if isinstance(inner, nn.Module) and adapted_class(inner) is not None:
         return [(inner, GenerateMethod)]
     kind = type(inner).__name__
