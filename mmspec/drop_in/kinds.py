@@ -40,7 +40,7 @@ NOT: Mapping[str, str] = {
     "diffusers.DiffusionPipeline": "it draws by diffusion, which has no tokens to draft",
     "pocket_tts.TTSModel": "its flow makes each latent without randomness of its own, so that an exact rule accepts no "
     "draft; mmspec.load decodes the folder of transformers' class by rules that give something up",
-    "qwen_tts.Qwen3TTSModel": "the package does not run beside transformers 5; mmspec.load decodes its folder",
+    "qwen_tts.Qwen3TTSModel": "the package does not run beside transformers 5; import it from mmspec.compat.qwen_tts",
     "chatterbox.ChatterboxVC": "it converts a voice without codes that are drawn one after the other",
 }
 KNOWN = (
