@@ -17,7 +17,7 @@ from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import adapted_class, adapter_of
 from mmspec.hf.request import unwrap
 
-# Objects whose autoregressive parts are accelerated: the attributes of these parts.
+# Objects whose autoregressive parts are accelerated: the attributes of these parts, or of the parts of these.
 INSIDE: Mapping[str, tuple[str, ...]] = {
     "transformers.Pipeline": ("model",),
     "transformers.BarkModel": ("semantic", "coarse_acoustics"),
@@ -27,6 +27,9 @@ INSIDE: Mapping[str, tuple[str, ...]] = {
     "chatterbox.ChatterboxTTS": ("t3",),
     "chatterbox.ChatterboxTurboTTS": ("t3",),
     "chatterbox.ChatterboxMultilingualTTS": ("t3",),
+    "TTS.TTS": ("synthesizer.tts_model",),
+    "TTS.Synthesizer": ("tts_model",),
+    "TTS.Xtts": ("gpt.gpt_inference",),
 }
 # Models of other packages with a loop of their own: what stands for its method.
 LOOPS: Mapping[str, Callable[[Any], type[Replacement]]] = {"chatterbox.T3": loop_of_t3}
@@ -41,11 +44,16 @@ NOT: Mapping[str, str] = {
     "pocket_tts.TTSModel": "its flow makes each latent without randomness of its own, so that an exact rule accepts no "
     "draft; mmspec.load decodes the folder of transformers' class by rules that give something up",
     "qwen_tts.Qwen3TTSModel": "the package does not run beside transformers 5; import it from mmspec.compat.qwen_tts",
+    "outetts.InterfaceHF": "the package's repetition penalty does not run beside transformers 5, and its other engines "
+    "are outside of PyTorch; mmspec.load decodes its folder",
+    "TTS.BaseTTS": "of coqui-tts, XTTS is the model whose codes are drafted",
+    "moshi.LMGen": "each of its steps returns one frame; mmspec.load decodes the folder of a Kyutai TTS",
+    "moshi.TTSModel": "each step of its loop returns one frame; mmspec.load decodes its folder",
     "chatterbox.ChatterboxVC": "it converts a voice without codes that are drawn one after the other",
 }
 KNOWN = (
     "models of transformers with an adapter (docs/models.md), pipelines of transformers with one, BarkModel, the Omni "
-    "models of Qwen, GlmImagePipeline of diffusers, and ChatterboxTTS of chatterbox-tts"
+    "models of Qwen, GlmImagePipeline of diffusers, ChatterboxTTS, and XTTS of coqui-tts"
 )
 
 
@@ -86,7 +94,9 @@ def _part(obj: Any, name: str, attribute: str) -> Any:
     Raises:
         ArgumentError: If the object was loaded without it.
     """
-    part = getattr(obj, attribute, None)
+    part = obj
+    for each in attribute.split("."):
+        part = getattr(part, each, None)
     if part is None:
         raise ArgumentError(f"obj is a {name.partition('.')[2]} without {attribute}, which is what is accelerated")
     return part

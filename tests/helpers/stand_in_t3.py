@@ -52,8 +52,9 @@ class T3(nn.Module):
         )
         if is_gpt:
             self.cfg: Any = GPT2Config(
-                vocab_size=1, n_positions=positions, n_embd=WIDTH, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
-            )
+                vocab_size=1, n_positions=positions, n_embd=WIDTH, n_layer=2, n_head=2, bos_token_id=None,
+                eos_token_id=None,
+            )  # fmt: skip
             self.tfmr: Any = GPT2Model(self.cfg)
             del self.tfmr.wte
         else:
@@ -174,7 +175,9 @@ class ChatterboxTurboTTS(ChatterboxTTS):
     def __init__(self, positions: int = 64) -> None:
         super().__init__(T3(is_gpt=True, positions=positions))
 
-    def generate(self, text: str, top_k: int = 1000, temperature: float = 0.8, repetition_penalty: float = 1.2) -> Tensor:
+    def generate(  # type: ignore[override]
+        self, text: str, top_k: int = 1000, temperature: float = 0.8, repetition_penalty: float = 1.2
+    ) -> Tensor:
         texts = torch.tensor([[ord(letter) % 9 for letter in text]])
         codes = self.t3.inference_turbo(
             t3_cond=self.voice, text_tokens=texts, max_gen_len=30, top_k=top_k, temperature=temperature,

