@@ -317,7 +317,8 @@ class Qwen3TTSModel:
             _repeated(name, value, len(texts))
             for name, value in (("language", language), ("speaker", speaker), ("instruct", instruct))
         )
-        return [_Row(self._prompt(spoken, name, whole, *more)) for spoken, name, *more in zip(texts, *columns)]
+        rows = zip(texts, *columns, strict=True)
+        return [_Row(self._prompt(spoken, name, whole, *more)) for spoken, name, *more in rows]
 
     def _prompt(
         self,

@@ -114,7 +114,7 @@ def test_the_settings_are_those_of_the_package() -> None:
         ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", "no"), "language='no' is not allowed"),
         ("custom_voice", lambda m: m.generate_custom_voice(["a"] * 3, ["ann"] * 2), "speaker has 2 items; it must hav"),
         ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", num_beams=2), "num_beams is not an argument"),
-        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", max_new_tokens=1), "max_new_tokens=1 is not all"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", max_new_tokens=1), "max_new_tokens=1 is not"),
     ],
 )  # fmt: skip
 def test_what_is_refused(kind: str, wrong: Any, message: str, load: Any) -> None:
