@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +46,6 @@ DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 Waves = tuple[list[NDArray[np.float32]], int]
-T = TypeVar("T")
 
 
 @dataclass
@@ -394,8 +393,8 @@ def _sampling(chosen: Mapping[str, Any], stage: str, switch: str) -> SamplingPar
     return SamplingParams(*values) if chosen[switch] else SamplingParams(0.0)
 
 
-def _listed(value: T | Sequence[T]) -> list[T]:
-    return value if isinstance(value, list) else [value]  # type: ignore[list-item]
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _repeated(name: str, value: Any, count: int) -> list[Any]:
@@ -404,7 +403,7 @@ def _repeated(name: str, value: Any, count: int) -> list[Any]:
     Raises:
         ArgumentError: For a list of another length.
     """
-    values = value if isinstance(value, list) else [value]
+    values = _listed(value)
     if len(values) not in (1, count):
         raise ArgumentError(f"{name} has {len(values)} items; it must have 1, or {count} as there are texts")
     return values * count if len(values) != count else values

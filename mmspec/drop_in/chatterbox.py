@@ -39,24 +39,26 @@ class T3Loop(Replacement):
         call.apply_defaults()
         random = torch.get_rng_state()
         try:
+            self._check(call.arguments)
             with torch.inference_mode():
-                return self._decode(**call.arguments) if self._is_known(call.arguments) else None
+                return self._decode(**call.arguments)
         except ArgumentError as error:
             self.note(str(error))
         torch.set_rng_state(random)
         return self.__wrapped__(*positional, **named)
 
-    def _is_known(self, arguments: dict[str, Any]) -> bool:
-        """True for the method of the package itself.
+    def _check(self, arguments: dict[str, Any]) -> None:
+        """Checks that the method is the package's own, and that nothing is given that would have no effect.
 
         Raises:
-            ArgumentError: For another method.
+            ArgumentError: If it is another method, or a draft model is given.
         """
+        if self.settings.draft_model is not None:
+            raise ArgumentError("draft_model is not possible: a T3 reads voices of its own")
         if self._previous or not self.__wrapped__.__module__.startswith("chatterbox."):
             raise ArgumentError(f"another package has set {self.NAME}, which mmspec would pass by")
         if unknown := sorted({*arguments} - self.ARGUMENTS):
             raise ArgumentError(f"this release of chatterbox-tts has arguments that mmspec does not know: {unknown}")
-        return True
 
     def _decode(self, **arguments: Any) -> Tensor:
         raise NotImplementedError
