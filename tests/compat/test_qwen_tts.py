@@ -63,7 +63,7 @@ def test_voices_are_made_once_and_used_again(load: Any, tmp_path: Path) -> None:
     content = base64.b64encode((tmp_path / "voice.wav").read_bytes()).decode()
     stereo = np.stack([REFERENCE, REFERENCE], axis=1)
     recordings = [(REFERENCE, 24000), str(tmp_path / "voice.wav"), content, f"data:audio/wav;base64,{content}"]
-    items = model.create_voice_clone_prompt([*recordings, (stereo, 24000)], case["ref_text"])
+    items: Any = model.create_voice_clone_prompt([*recordings, (stereo, 24000)], case["ref_text"])
     for item in items:
         assert isinstance(item, VoiceClonePromptItem) and (item.icl_mode, item.x_vector_only_mode) == (True, False)
         assert torch.equal(item.ref_code, golden.expected()["reference_codes"])

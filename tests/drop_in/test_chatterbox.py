@@ -113,7 +113,7 @@ def changed() -> Any:
 
 
 def test_what_is_set_on_top_and_before_stays(caplog: pytest.LogCaptureFixture) -> None:
-    model = stand_in.ChatterboxTTS()
+    model: Any = stand_in.ChatterboxTTS()
     own = speak(model, **GREEDY["english"])
     mmspec.accelerate(model)
     ours = model.t3.inference
@@ -127,7 +127,7 @@ def test_what_is_set_on_top_and_before_stays(caplog: pytest.LogCaptureFixture) -
 
 
 def test_copies_are_accelerated_and_taken_off_alone() -> None:
-    model = mmspec.accelerate(stand_in.ChatterboxTurboTTS(), "scd:window=4")
+    model: Any = mmspec.accelerate(stand_in.ChatterboxTurboTTS(), "scd:window=4")
     own = speak(model, **GREEDY["turbo"])
     other = copy.deepcopy(model)
     assert other.t3.inference_turbo.owner is other.t3 and torch.equal(speak(other, **GREEDY["turbo"]), own)
@@ -138,7 +138,11 @@ def test_copies_are_accelerated_and_taken_off_alone() -> None:
 def test_a_first_code_that_is_an_end_ends_no_text_of_turbo() -> None:
     t3 = stand_in.T3(is_gpt=True)
     t3.speech_head.bias[t3.hp.stop_speech_token] = 50.0
-    call = {"t3_cond": torch.ones(1, 2, stand_in.WIDTH), "text_tokens": torch.tensor([[1, 2]]), "max_gen_len": 9}
+    call: dict[str, Any] = {
+        "t3_cond": torch.ones(1, 2, stand_in.WIDTH),
+        "text_tokens": torch.tensor([[1, 2]]),
+        "max_gen_len": 9,
+    }
     own = t3.inference_turbo(**call, top_k=1)
     assert own.tolist() == [[t3.hp.stop_speech_token]]
     with mmspec.accelerated(t3, "scd:window=4"):
