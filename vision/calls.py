@@ -38,12 +38,10 @@ def generate_tokens(
         pipe: The pipeline.
         requests: One per row, whose results have one row of `tokens`.
         recipe: How to decode.
-        on_step: As in a call.
         callback: `callback_on_step_end` of a call.
         tensor_inputs: `callback_on_step_end_tensor_inputs` of a call.
         tokens_of: The tokens of a step of some of the rows as the pipeline returns them, with -1 or NaN where they are
             missing.
-        measure_entropy: As in a call.
         batch_size: Rows to decode at a time, at most; None is all. Callbacks count anew for each batch.
 
     Raises:
@@ -110,8 +108,6 @@ def image_request(
 
     Args:
         pipe: The pipeline; its `decode` makes the image.
-        row: The row.
-        output_type: As in a call.
         codes: See `PreparedRequest`.
     """
 

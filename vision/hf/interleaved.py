@@ -110,7 +110,6 @@ class _Row:
         ids: The prompt and the answer.
         uncond: The unconditional prompt of the next image: a text without the question, and the images so far.
         prompt: Tokens of the prompt.
-        seed: Its seed.
         size: Rows and columns of codes, of all its images; None before the first one, if the model chooses.
         state: What comes next: "text", "size", "image" or "done".
         begun: Where the latest text begins in `ids`.

@@ -253,8 +253,6 @@ class TransformersPipeline(StreamsImages, FolderPipeline):
         Args:
             prompts: One per row.
             slack: Tokens that a window may extend past the end of the image.
-            temperature: As in a call.
-            guidance_scale: As in a call.
 
         Raises:
             PromptError: If the model does not accept a prompt, or it is too long.

@@ -280,8 +280,6 @@ class LlamaGenGenerator(StreamsImages):
         Args:
             prompts: Prompts, or class labels as text.
             slack: Tokens that a window may extend past the end of the image.
-            temperature: As in a call.
-            guidance_scale: As in a call.
 
         Raises:
             PromptError: If the model does not accept a prompt.
@@ -381,7 +379,6 @@ class LlamaGenGenerator(StreamsImages):
         """A batch of conditions.
 
         Args:
-            condition: The conditions.
             samplings: The sampling parameters of each row; guidance is on in all of them or in none.
             slack: Tokens that a window may extend past the end of the image.
         """

@@ -132,7 +132,6 @@ class LlamaGenTransformer(Component):
         vocab_size: Image tokens, ids 0..vocab_size-1.
         dim: Width.
         n_layer: Depth.
-        n_head: Heads.
         ffn_dim: The width of the feed-forward part, by default `2/3 * 4 * dim` rounded up to `multiple_of`.
         multiple_of: The default of `ffn_dim` is a multiple of this.
         model_type: `"c2i"` (condition: class ids [B]) or `"t2i"` (condition: caption features [B, T, caption_dim]).

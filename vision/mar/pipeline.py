@@ -387,7 +387,6 @@ def latents_so_far(order: Tensor, dim: int, step: Step) -> Tensor:
     Args:
         order: The places of the latents in the order in which they are generated, int64 [B, N].
         dim: D.
-        step: The step.
     """
     latents = torch.full((*order.shape, dim), torch.nan, device=step.tokens[0].device)
     for row, found, places in zip(latents, step.tokens, order.to(latents.device), strict=True):

@@ -77,10 +77,8 @@ class MagnetProcess:
     """A batch of texts for `mmspec.masked.loop.MaskedBatch`; the places of a state are K codebooks of T frames.
 
     Args:
-        model: The model.
         text: [B, S, D], see `MagnetTransformer.read_text`.
         text_mask: bool [B, S].
-        schedule: The schedule.
         sampling: Temperature of the first step of each codebook, top-k and top-p. Temperature 0 takes the most likely
             codes.
         seeds: One per row.
