@@ -46,8 +46,8 @@ def test_arguments_and_defaults_are_those_of_the_package() -> None:
     assert defaults == DEFAULTS
 
 
-def test_greedy_codes_and_audio_are_those_of_the_package(tmp_path: Path, monkeypatch: Any) -> None:
-    theirs(str(Path(golden.__file__).with_name("record_qwen3_tts.py")), str(tmp_path))
+def test_greedy_codes_and_audio_are_those_of_the_package(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    theirs(str(root / "tools" / "golden" / "record_qwen3_tts.py"), str(tmp_path))
     folder = tmp_path / "qwen3_tts"
     monkeypatch.setattr(golden, "FOLDER", folder)
     expected = golden.expected(folder)
