@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.stats import Stats
-from mmspec.pipeline.output import Output
+from mmspec.pipeline import Output
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmspec.arguments import check_callback, check_flag, check_integer
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
-from mmspec.pipeline.output import Output
+from mmspec.pipeline import Output
 
 MAX_IMAGES = 2**20  # of one prompt in one call, which memory bounds earlier
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")

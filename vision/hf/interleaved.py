@@ -17,7 +17,7 @@ from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError, MMSpecError, PromptError, unknown_name
 from mmspec.hf.generate import generate, salted
-from mmspec.pipeline.output import Output
+from mmspec.pipeline import Output
 from mmspec.recipes import Recipe, on_device, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.decoding.kv_cache import KVCache, Store, WindowSlots
-from mmspec.decoding.layer_run import LayerRun
+from mmspec.decoding.target import LayerRun
 from mmspec.errors import ArgumentError
 from mmspec.heads.rotary import grid_table, rotate
 from mmspec.vision.component import Component, stores_arguments
@@ -150,7 +150,7 @@ class LlamaGenTransformer(Component):
         ArgumentError: If an argument has a value that is not allowed.
     """
 
-    saved_as = "LlamaGenGPT"  # the class in the config.json of a saved one
+    saved_as = "LlamaGenGPT"
 
     @stores_arguments
     def __init__(

@@ -31,7 +31,7 @@ from mmspec.hf.causal_target import Backbone, CausalTarget, slice_head, with_cud
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits_processors import FORBIDDEN
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.top_p import keep_top_p
+from mmspec.sampling.truncation import keep_top_p
 
 CODES, RATE = 64000, 5  # codes of the codebook, and per second
 SECONDS, LEAST, MOST = 60.0, 10.0, 600.0

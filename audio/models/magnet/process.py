@@ -20,7 +20,7 @@ from mmspec.masked.loop import Ints
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rng import CounterRNG
 from mmspec.sampling.sampler import keep_top_k
-from mmspec.sampling.top_p import keep_top_p
+from mmspec.sampling.truncation import keep_top_p
 
 KEPT = -1e4  # the score of spans that are not masked again
 LAST_GUIDANCE = 1.0  # the published default

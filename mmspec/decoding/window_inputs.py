@@ -1,4 +1,4 @@
-"""The numbers of an open window, which the host and the device both have."""
+"""The inputs of a window that are numbers, which the host and the device both have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECENT = 2  # tokens before a window that a draft model may not have read, see `
 
 
 @dataclass(frozen=True)
-class OpenWindow:
+class WindowInputs:
     """What a window that has begun has on the device.
 
     Attributes:
@@ -52,7 +52,7 @@ class OpenWindow:
             return Numbers(positions)
         return Numbers(positions, there[:, first : first + 1].expand(positions.shape))
 
-    def following(self, numbers: Sequence[Tensor], length: NDArray[np.int64], width: int) -> OpenWindow:
+    def next(self, numbers: Sequence[Tensor], length: NDArray[np.int64], width: int) -> WindowInputs:
         """The window after this one, whose numbers are on the device.
 
         Args:
@@ -65,11 +65,11 @@ class OpenWindow:
             length - 1, length[:, None] - np.arange(RECENT, 0, -1), length[:, None] + np.arange(width),
             self.iterations.host[:, :1] + 1 + spread,
         ]  # fmt: skip
-        return OpenWindow(*map(Numbers, arrays, numbers))
+        return WindowInputs(*map(Numbers, arrays, numbers))
 
 
 def split_numbers(numbers: Tensor, rows: int, width: int) -> list[Tensor]:
-    """The parts of what `mmspec.kernels.commit.begin_window` returns, in the shapes of the arrays of `OpenWindow`.
+    """The parts of what `mmspec.kernels.commit.begin_window` returns, in the shapes of the arrays of `WindowInputs`.
 
     Args:
         numbers: int64 [B (1 + RECENT + 2 W)].
