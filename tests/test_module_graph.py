@@ -52,6 +52,7 @@ LAYERS = (
     ("mmspec.serving",),
     ("mmspec.drop_in",),
     ("mmspec.loading",),
+    ("mmspec.compat",),
     ("mmspec.bulk.generator", "mmspec.ray_serve", "mmspec.registry.registration"),
     ("mmspec.cli", "mmspec.__main__"),
 )

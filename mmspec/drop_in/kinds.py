@@ -5,25 +5,34 @@ Classes are named by package and class, so that nothing is imported for objects 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
+from mmspec.drop_in.chatterbox import loop_of_t3
 from mmspec.drop_in.generate_method import GenerateMethod
 from mmspec.drop_in.replacement import Replacement
 from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import adapted_class, adapter_of
 from mmspec.hf.request import unwrap
 
-# Objects whose autoregressive parts are accelerated: the attributes of these parts.
+# Objects whose autoregressive parts are accelerated: the attributes of these parts, or of the parts of these.
 INSIDE: Mapping[str, tuple[str, ...]] = {
     "transformers.Pipeline": ("model",),
     "transformers.BarkModel": ("semantic", "coarse_acoustics"),
     "transformers.Qwen2_5OmniForConditionalGeneration": ("talker",),
     "transformers.Qwen3OmniMoeForConditionalGeneration": ("talker",),
     "diffusers.GlmImagePipeline": ("vision_language_encoder",),
+    "chatterbox.ChatterboxTTS": ("t3",),
+    "chatterbox.ChatterboxTurboTTS": ("t3",),
+    "chatterbox.ChatterboxMultilingualTTS": ("t3",),
+    "TTS.TTS": ("synthesizer.tts_model",),
+    "TTS.Synthesizer": ("tts_model",),
+    "TTS.Xtts": ("gpt.gpt_inference",),
 }
+# Models of other packages with a loop of their own: what stands for its method.
+LOOPS: Mapping[str, Callable[[Any], type[Replacement]]] = {"chatterbox.T3": loop_of_t3}
 # Objects that are not accelerated, and why.
 NOT: Mapping[str, str] = {
     "diffusers.LLaDA2Pipeline": "it unmasks blocks of text in parallel, many tokens per call, and samples none after "
@@ -34,14 +43,17 @@ NOT: Mapping[str, str] = {
     "diffusers.DiffusionPipeline": "it draws by diffusion, which has no tokens to draft",
     "pocket_tts.TTSModel": "its flow makes each latent without randomness of its own, so that an exact rule accepts no "
     "draft; mmspec.load decodes the folder of transformers' class by rules that give something up",
-    "qwen_tts.Qwen3TTSModel": "the package does not run beside transformers 5; mmspec.load decodes its folder",
-    "chatterbox.ChatterboxTTS": "mmspec.load decodes its folder instead",
-    "chatterbox.ChatterboxTurboTTS": "mmspec.load decodes its folder instead",
-    "chatterbox.ChatterboxMultilingualTTS": "mmspec.load decodes its folder instead",
+    "qwen_tts.Qwen3TTSModel": "the package does not run beside transformers 5; import it from mmspec.compat.qwen_tts",
+    "outetts.InterfaceHF": "the package's repetition penalty does not run beside transformers 5, and its other engines "
+    "are outside of PyTorch; mmspec.load decodes its folder",
+    "TTS.BaseTTS": "of coqui-tts, XTTS is the model whose codes are drafted",
+    "moshi.LMGen": "each of its steps returns one frame; mmspec.load decodes the folder of a Kyutai TTS",
+    "moshi.TTSModel": "each step of its loop returns one frame; mmspec.load decodes its folder",
+    "chatterbox.ChatterboxVC": "it converts a voice without codes that are drawn one after the other",
 }
 KNOWN = (
     "models of transformers with an adapter (docs/models.md), pipelines of transformers with one, BarkModel, the Omni "
-    "models of Qwen, and GlmImagePipeline of diffusers"
+    "models of Qwen, GlmImagePipeline of diffusers, ChatterboxTTS, and XTTS of coqui-tts"
 )
 
 
@@ -56,6 +68,8 @@ def replaceable(obj: Any) -> list[tuple[Any, type[Replacement]]]:
     for name in names:
         if name in INSIDE:
             return [found for part in INSIDE[name] for found in replaceable(_part(inner, name, part))]
+        if name in LOOPS:
+            return [(inner, LOOPS[name](inner))]
     if isinstance(inner, nn.Module) and adapted_class(inner) is not None:
         return [(inner, GenerateMethod)]
     kind = type(inner).__name__
@@ -80,7 +94,9 @@ def _part(obj: Any, name: str, attribute: str) -> Any:
     Raises:
         ArgumentError: If the object was loaded without it.
     """
-    part = getattr(obj, attribute, None)
+    part = obj
+    for each in attribute.split("."):
+        part = getattr(part, each, None)
     if part is None:
         raise ArgumentError(f"obj is a {name.partition('.')[2]} without {attribute}, which is what is accelerated")
     return part

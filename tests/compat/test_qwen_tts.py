@@ -1,0 +1,139 @@
+"""The classes of qwen-tts under their names: what the package itself returned for the same calls."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import golden_qwen3_tts as golden
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from mmspec.compat.qwen_tts import DEFAULTS, Qwen3TTSModel, VoiceClonePromptItem
+from mmspec.errors import ArgumentError, ModelError
+
+pytestmark = pytest.mark.releases
+
+GREEDY = {"do_sample": False, "subtalker_dosample": False, "max_new_tokens": golden.recorded()["length"]}
+REFERENCE = golden.expected()["reference"].numpy()
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Qwen3TTSModel]:
+    """Loads a model of a kind."""
+    folder = tmp_path_factory.mktemp("qwen")
+
+    def load(kind: str) -> Qwen3TTSModel:
+        if not (folder / kind).exists():
+            golden.copy(folder / kind, kind)
+        return Qwen3TTSModel.from_pretrained(
+            str(folder / kind), device_map="cpu", dtype=torch.float32, attn_implementation="flash_attention_2"
+        )
+
+    return load
+
+
+@pytest.mark.parametrize("case", golden.CASES, ids=lambda case: case.name)
+def test_calls_return_what_the_package_returns(case: golden.Case, load: Any) -> None:
+    """The same arguments and types; codes and audio of greedy search."""
+    kind = "base" if case.clone else case.name.removesuffix("_streaming")
+    model = load(kind)
+    call = model.generate_voice_clone if case.clone else getattr(model, f"generate_{kind}")
+    voice = {"ref_audio": (REFERENCE, 24000)} if case.clone else {}
+    waves, rate = call(**case.call, **voice, **GREEDY)
+    assert rate == 24000 and isinstance(waves, list) and len(waves) == case.count
+    for row, wave in enumerate(waves):
+        assert wave.dtype == np.float32 and wave.ndim == 1
+        assert len(wave) == 240 * len(golden.expected()[f"{case.name}.codes.{row}"])
+        if (audio := golden.expected().get(f"{case.name}.audio.{row}")) is not None:
+            np.testing.assert_allclose(wave, audio.numpy(), atol=1e-5)
+    assert model.stats is not None and model.stats.target_calls <= model.stats.tokens
+
+
+def test_voices_are_made_once_and_used_again(load: Any, tmp_path: Path) -> None:
+    model, case = load("base"), golden.recorded()["cases"]["clone"]
+    soundfile.write(tmp_path / "voice.wav", REFERENCE, 24000, subtype="FLOAT")
+    content = base64.b64encode((tmp_path / "voice.wav").read_bytes()).decode()
+    stereo = np.stack([REFERENCE, REFERENCE], axis=1)
+    recordings = [(REFERENCE, 24000), str(tmp_path / "voice.wav"), content, f"data:audio/wav;base64,{content}"]
+    items: Any = model.create_voice_clone_prompt([*recordings, (stereo, 24000)], case["ref_text"])
+    for item in items:
+        assert isinstance(item, VoiceClonePromptItem) and (item.icl_mode, item.x_vector_only_mode) == (True, False)
+        assert item.ref_code is not None and torch.equal(item.ref_code, golden.expected()["reference_codes"])
+        torch.testing.assert_close(item.ref_spk_embedding, golden.expected()["speaker"], atol=1e-4, rtol=1e-4)
+    own, _ = model.generate_voice_clone(case["text"], case["language"], voice_clone_prompt=items[:1], **GREEDY)
+    for row, wave in enumerate(own):
+        np.testing.assert_allclose(wave, golden.expected()[f"clone.audio.{row}"].numpy(), atol=1e-5)
+    (alone,) = model.create_voice_clone_prompt((REFERENCE, 24000), x_vector_only_mode=True)
+    assert alone.ref_code is None
+    fields = ("ref_code", "ref_spk_embedding", "x_vector_only_mode", "icl_mode")
+    as_mapping = {name: [getattr(alone, name)] for name in fields}
+    for given in ([alone], as_mapping):
+        waves, _ = model.generate_voice_clone("Hi", voice_clone_prompt=given, **GREEDY)
+        np.testing.assert_allclose(waves[0], golden.expected()["clone_speaker_only.audio.0"].numpy(), atol=1e-5)
+
+
+def test_samples_follow_torchs_seed_and_settings(load: Any) -> None:
+    model = load("custom_voice")
+
+    def speak(seed: int, **settings: Any) -> Any:
+        torch.manual_seed(seed)
+        return model.generate_custom_voice("Hi there.", "Ann", max_new_tokens=9, **settings)[0][0]
+
+    first, again, other, cold = speak(0), speak(0), speak(1), speak(0, top_k=1, subtalker_top_k=1)
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    assert np.array_equal(cold, speak(1, do_sample=False, subtalker_dosample=False))
+    assert model.get_supported_speakers() == ["ann", "bob"]
+    assert model.get_supported_languages() == ["auto", "chinese", "english"]
+
+
+def test_the_settings_are_those_of_the_package() -> None:
+    """tests/packages compares with the package."""
+    assert list(DEFAULTS)[:3] == ["do_sample", "top_k", "top_p"] and DEFAULTS["max_new_tokens"] == 2048
+    named = inspect.signature(Qwen3TTSModel.generate_custom_voice).parameters
+    assert list(named) == ["self", "text", "speaker", "language", "instruct", "non_streaming_mode", "settings"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "message"),
+    [
+        ("base", lambda m: m.generate_voice_design("a", "b"), "this is a base model; it needs one of kind voice_desig"),
+        ("base", lambda m: m.generate_voice_clone("a"), "ref_audio is missing; give a recording"),
+        ("base", lambda m: m.generate_voice_clone("a", ref_audio=(REFERENCE, 24000)), "ref_text is missing"),
+        ("base", lambda m: m.create_voice_clone_prompt("none.wav", "a"), "'none.wav' is not a readable recording"),
+        ("base", lambda m: m.create_voice_clone_prompt(REFERENCE, "a"), "it must be a path, an address, base64, or (a"),
+        ("base", lambda m: m.create_voice_clone_prompt("a" * 301, "a"), "is not base64"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", "Tom"), "speaker='Tom' is not allowed; it is one of a"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", "no"), "language='no' is not allowed"),
+        ("custom_voice", lambda m: m.generate_custom_voice(["a"] * 3, ["ann"] * 2), "speaker has 2 items; it must hav"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", num_beams=2), "num_beams is not an argument"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", max_new_tokens=1), "max_new_tokens=1 is not"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(kind: str, wrong: Any, message: str, load: Any) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)) as error:
+        wrong(load(kind))
+    assert "\n" not in str(error.value) and isinstance(error.value, ValueError)  # which the package raises
+
+
+def test_other_models_and_devices_are_refused() -> None:
+    with pytest.raises(ModelError, match="'spoken' is not a Qwen3-TTS"):
+        Qwen3TTSModel.from_pretrained("spoken")
+    with pytest.raises(ArgumentError, match="device_map={'a': 0} is not allowed; it must be one device"):
+        Qwen3TTSModel.from_pretrained("spoken", device_map={"a": 0})
+
+
+def test_a_recording_is_fetched(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, REFERENCE, 24000, format="WAV", subtype="FLOAT")
+    file.seek(0)
+    monkeypatch.setattr("urllib.request.urlopen", lambda address, timeout: file)
+    (item,) = load("base").create_voice_clone_prompt("https://host/voice.wav", "One two.")
+    assert torch.equal(item.ref_code, golden.expected()["reference_codes"])
