@@ -61,6 +61,7 @@ def distances(features: NDArray[np.float64], reference: NDArray[np.float64]) -> 
     """The Frechet distance, precision and recall of features from those of plain decoding."""
     covered = precision_recall(features, reference)
     return {
+        "compared": len(features),
         "frechet": interval(lambda i: frechet_distance(features[i], reference), len(features), halves=True),
         "precision": interval(lambda i: float(covered.generated[i].mean()), len(features)),
         "recall": interval(lambda i: float(covered.reference[i].mean()), len(reference)),
@@ -79,14 +80,17 @@ def tables(rows: list[dict[str, Any]]) -> str:
         if row["recipe"] not in RELAXED:
             values = (text(row[name], n) for name, n in (("tokens_per_call", 2), ("nll", 2), ("nll_minus_entropy", 3)))
             lines.append(f"| {row['setting']} | `{row['recipe']}` | {row['images']} | {' | '.join(values)} |")
-    lines += ["", "| recipe | images | tokens per call | bits per token | TV bound | Frechet | precision | recall |"]
+    lines += [
+        "",
+        "| recipe | images compared | tokens per call | bits per token | TV bound | Frechet | precision | recall |",
+    ]
     lines.append("| --- | ---: | --- | --- | ---: | --- | --- | --- |")
     for row in rows:
         if "frechet" in row:
             before = (text(row[name], 2) for name in ("tokens_per_call", "nll"))
             after = (text(row[name], n) for name, n in (("frechet", 3), ("precision", 2), ("recall", 2)))
             middle = f"{row['tv_bound']:.3f}"
-            cells = [f"`{row['recipe']}`", str(row["images"]), *before, middle, *after]
+            cells = [f"`{row['recipe']}`", str(row["compared"]), *before, middle, *after]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -98,16 +102,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     args = parser.parse_args()
     tokenizer = ShapesTokenizer.from_pretrained(args.model / "vqvae").float().eval()
-    jobs = [job for job in (*JOBS, *sum(map(list, HEADS.values()), [])) if (args.samples / job.file).exists()]
-    found = {job: dict(np.load(args.samples / job.file)) for job in jobs}
-    reference = tokenizer_features(tokenizer, found[REFERENCE]["codes"]) if REFERENCE in found else None
-    rows = []
-    for job, samples in found.items():
-        if job == REFERENCE:
-            continue
-        rows.append(figures(job, samples))
-        if reference is not None and job.setting == T1 and job.recipe in ("plain", *EXACT, *RELAXED):
-            rows[-1] |= distances(tokenizer_features(tokenizer, samples["codes"]), reference)
+    jobs = {job.file: job for job in (*JOBS, *sum(map(list, HEADS.values()), []))}
+    found = {job: dict(np.load(args.samples / file)) for file, job in jobs.items() if (args.samples / file).exists()}
+    reference = found.pop(REFERENCE, None)
+    rows = [figures(job, samples) for job, samples in found.items()]
+    if reference is not None:
+        compared = [job for job in found if job.setting == T1 and job.recipe in ("plain", *EXACT, *RELAXED)]
+        least = min(len(found[job]["codes"]) for job in compared)  # Frechet distances depend on the number
+        others = tokenizer_features(tokenizer, reference["codes"])
+        for row, (job, samples) in zip(rows, found.items(), strict=True):
+            if job in compared:
+                row |= distances(tokenizer_features(tokenizer, samples["codes"][:least]), others)
     args.out.mkdir(exist_ok=True)
     (args.out / "methods.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     (args.out / "methods.md").write_text(tables(rows), encoding="utf-8")
