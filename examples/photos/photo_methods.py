@@ -102,13 +102,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/photos/samples"))
+    parser.add_argument(
+        "--recipes", help="separated by semicolons, so that processes can share the work; all by default"
+    )
     parser.add_argument("--drafter", type=Path, help="a head that `mmspec train-drafter` trained")
     args = parser.parse_args()
     pipe = mmspec.load(args.model, drafter=args.drafter)
     pipe.set_progress_bar_config(disable=True)
     args.out.mkdir(parents=True, exist_ok=True)
     for job in JOBS if args.drafter is None else [job for kind in pipe.heads for job in HEADS[kind]]:
-        decode(pipe, job, args.out)
+        if args.recipes is None or job.recipe in args.recipes.split(";"):
+            decode(pipe, job, args.out)
 
 
 if __name__ == "__main__":
