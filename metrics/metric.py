@@ -89,6 +89,7 @@ class Metric(ABC):
         kind: "image" or "audio"; None for both.
         extractor: The extractor that it reads, by its name in `mmspec.metrics.extractors.registry`; "" for none, or
             for a network of the metric's own (see `load_extractor`).
+        weights: Names of the weights that `load_extractor` reads, beside those of `extractor`.
         variant: What else its values depend on, such as how texts are normalized; results name it beside the extractor.
         statistic: For a metric measured while a model generates, the field that it reads, such as "nll", of
             `mmspec.metrics.evaluation.journal.SampleRecord`; "" for a metric of files.
@@ -104,6 +105,7 @@ class Metric(ABC):
     name: str
     kind: Kind | None = None
     extractor: str = ""
+    weights: tuple[str, ...] = ()
     variant: str = ""
     statistic: str = ""
     needs_reference: bool = False

@@ -273,9 +273,10 @@ def load_model(
             return from_checkpoints(path, local_file(tokenizer), config, device, dtype)
     refuse_processor(processor, model)
     saved = model not in known and (path / "model_index.json").is_file()
-    for name, value in (("tokenizer", None if saved else tokenizer), ("config", config)):
-        if value is not None:
-            raise ArgumentError(f"{name} was given, but {model!r} does not take it; it is for original checkpoints")
+    given = {"tokenizer": None if saved else tokenizer, **(config or {})}
+    names = ", ".join(name for name, value in given.items() if value is not None)
+    if names:
+        raise ArgumentError(f"{names} was given, but {model!r} does not take it; it is for original checkpoints")
     if model in known:
         if dtype == "auto":
             raise ArgumentError(f"dtype='auto' was given, but {model!r} is not a model of transformers; name a dtype")

@@ -103,6 +103,6 @@ def test_a_deployment_serves_and_streams(ray: Any) -> None:
             assert response.headers["Content-Type"].startswith("text/event-stream")
             lines = [line[6:] for line in response.read().decode().splitlines() if line.startswith("data: {")]
         events = [json.loads(line) for line in lines]
-        assert len(events) == 3 and events[-1]["b64_json"] == whole
+        assert 1 <= len(events) <= 3 and events[-1]["b64_json"] == whole
     finally:
         serve.shutdown()

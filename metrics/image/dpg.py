@@ -83,6 +83,7 @@ class DPGMetric(MeanMetric):
     """The mean score, from 0 to 100."""
 
     kind = "image"
+    weights = ("vqa", "dpg")
     needs_prompts = True
     higher_is_better = True
 

@@ -237,6 +237,7 @@ class GenEval(Metric):
 
     kind = "image"
     extractor = "detector"
+    weights = ("clip",)
     needs_prompts = True
     higher_is_better = True
     is_share = True

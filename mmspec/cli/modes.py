@@ -108,6 +108,10 @@ class Command(TyperCommand):
         return super().invoke(ctx)
 
 
+def _as_typed(parameter: Any, value: Any) -> str:
+    return str(parameter.secondary_opts[-1] if parameter.secondary_opts and value is False else parameter.opts[-1])
+
+
 def refuse_ignored(context: Any) -> None:
     """Refuses options of a command line that would be ignored.
 
@@ -119,7 +123,7 @@ def refuse_ignored(context: Any) -> None:
     """
     command = context.command_path.partition(" ")[2]
     names = {
-        parameter.opts[-1]: {*parameter.opts, *parameter.secondary_opts}
+        _as_typed(parameter, context.params[parameter.name]): {*parameter.opts, *parameter.secondary_opts}
         for parameter in context.command.params
         if parameter.param_type_name == "option" and context.get_parameter_source(parameter.name).name == "COMMANDLINE"
     }

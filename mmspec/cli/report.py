@@ -25,6 +25,15 @@ class Format(StrEnum):
     PNG = "png"
 
 
+ENDINGS = {
+    ".html": Format.HTML,
+    ".md": Format.MARKDOWN,
+    ".tex": Format.LATEX,
+    ".svg": Format.SVG,
+    ".png": Format.PNG,
+}
+
+
 class Axis(StrEnum):
     """The measure of speed on an image."""
 
@@ -73,6 +82,12 @@ def report(
         return
     from mmspec.files import check_writable
     from mmspec.files.locks import locked
+
+    if output is not None and output.suffix.lower() in ENDINGS and form is not ENDINGS[output.suffix.lower()]:
+        other = ENDINGS[output.suffix.lower()].value
+        raise ArgumentError(
+            f"-o/--output: '{output}' is the name of another format than {form.value}; add --format {other}"
+        )
     from mmspec.metrics.evaluation.results import read_results, write_csv
     from mmspec.metrics.report.page import page, write_report
 

@@ -94,6 +94,7 @@ def test_invalid_arguments_raise(folders: list[str], capsys: pytest.CaptureFixtu
     for arguments, message in [
         ([clean, "--metrics", "fd@shapes"], "metric 'fd@shapes' needs --reference"),
         ([clean, "--metrics", "fd@shapes", "--reference", "none"], "--reference: 'none' must be"),
+        ([clean, "--metrics", "attributes", "--clip", "x"], "--clip is read by none of the metrics attributes"),
         ([clean, "--metrics", "nll"], "is measured while a model generates, not on files"),
         ([clean, "--metrics", "wer", "--whisper", "x"], "'x'"),
         ([str(tmp_path), "--metrics", "attributes"], "holds no image"),

@@ -27,6 +27,9 @@ IGNORED: list[tuple[list[str], str]] = [
     (["measure", "d", "--metrics", "fid", "--save-reference", "x.npz", "--reference", "y"], "takes no --reference"),
     (["measure", "d", "e", "--metrics", "fd@shapes", "--save-reference", "x.npz"], "of one folder, not of 2"),
     (["report", "d", "--serve", "--axis", "speedup"], "--serve takes no --axis"),
+    (["report", "d", "-o", "fig.svg"], "-o/--output: 'fig.svg' is the name of another format than html; add --format"),
+    (["report", "d", "--format", "md", "-o", "t.tex"], "is the name of another format than md; add --format latex"),
+    (["speak", "hello", "--draft-model", "nope"], "draft_model was given, but 'spoken' does not take it"),
     (["report", "d", "--port", "80"], "--port requires --serve"),
     (["report", "d", "--format", "md", "--metric", "nll"], "--metric requires --format svg or png"),
     (["speak", "hello", "--stream", "--batch-size", "2"], "--stream takes no --batch-size"),
@@ -36,6 +39,7 @@ IGNORED: list[tuple[list[str], str]] = [
     ([*TRAIN, "--markov-rank", "8"], "--markov-rank requires --kind block"),
     ([*TRAIN, "--layers", "8"], "--layers requires --kind block, kangaroo, one-step, outer"),
     ([*TRAIN, "--kind", "retrieval", "--steps", "8", "--lr", "0.1"], "--steps, --lr requires a --kind other than"),
+    ([*TRAIN, "--kind", "swift", "--no-keep-features"], "--no-keep-features requires a --kind other than"),
     ([*TRAIN, "--kind", "small", "--hidden", "8"], "--hidden requires a --kind that is a head"),
     (["train-judge", "-o", "out", "--clip", "x"], "--clip requires --metric clip"),
 ]  # fmt: skip

@@ -83,7 +83,7 @@ def test_lines_of_stdin_are_streamed(
         (["speak", "one", "-o", "x.opus", "--sampling-rate", "44100"], "to one of 8000, 12000, 16000, 24000, 48000"),
         (["speak", "one", "--config", "frames"], "it must be NAME=VALUE"),
         (["speak", "one", "--style", "llasa", "--config", "style=x"], "'style' is given twice"),
-        (["speak", "one", "--style", "llasa"], "config was given, but 'spoken' does not take it"),
+        (["speak", "one", "--style", "llasa"], "style was given, but 'spoken' does not take it"),
         (["speak", "one", "--guidance-scale", "3"], "this model has no guidance"),
         (["speak", "one", "-o", "none/deep/x.wav"], "the folder 'none/deep' does not exist"),
         (["speak", "one", "-o", "-"], "requires --stream"),
