@@ -55,7 +55,6 @@ class AudioAssembler:
         """The request of a text, whose result is an `AudioOutput`.
 
         Args:
-            text: The text.
             latent: Whether the result has no samples.
         """
         return text.request(partial(self._output, text, latent))
@@ -79,7 +78,6 @@ class AudioAssembler:
 
         Args:
             engine: Decodes the request of the text.
-            text: The text.
             first: Frames in the first chunk of each part.
             every: Frames in the later chunks.
         """

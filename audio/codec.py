@@ -44,7 +44,6 @@ def check_codec(codec: Codec, codebooks: int, codes: int) -> Codec:
     """The codec, after a check that it decodes a model's frames.
 
     Args:
-        codec: The codec.
         codebooks: Codebooks of the model.
         codes: Codes of each, without special tokens.
 

@@ -17,7 +17,6 @@ def integer_in(found: Mapping[str, Any], what: str, name: str, default: int | No
     Args:
         found: The content of the file, or of a mapping in it.
         what: The folder, for the error.
-        name: Its name.
         default: Its value if it is missing or null; None if it is required.
         least: The smallest value that is allowed. All values are below `LARGEST`.
 

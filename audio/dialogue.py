@@ -18,7 +18,6 @@ def dialogue_parts(text: str, tags: re.Pattern[str], max_letters: int) -> list[s
     Every part of a script begins with the tag of who speaks. A text without tags is split as `split_text` does.
 
     Args:
-        text: The text.
         tags: Matches the tag of a speaker.
         max_letters: Of a part, its tag included.
     """

@@ -44,7 +44,6 @@ def training_prompts(
 
     Args:
         adapter: The model.
-        parts: The parts.
         samplings: Their sampling parameters.
         slack: Number of tokens by which windows may reach past the end of a sequence.
 

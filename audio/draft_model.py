@@ -14,8 +14,6 @@ def check_draft(draft_model: _Model, model: Any, names: Iterable[str]) -> _Model
     """The draft model, after a check that it generates what the model generates.
 
     Args:
-        draft_model: The draft model.
-        model: The model.
         names: The settings that both configurations must have in common.
 
     Raises:

@@ -34,7 +34,6 @@ def check_integers(options: object, ranges: Iterable[tuple[str, int, int]], opti
     """Checks options that are whole numbers.
 
     Args:
-        options: The options.
         ranges: Their names, each with the least and the largest value.
         optional: Those that may be None.
 

@@ -118,7 +118,6 @@ def codec_lm_reader(folder: Path, options: Mapping[str, Any] | None = None) -> C
     """The function that reads a published Chatterbox or CosyVoice folder, or None for any other folder.
 
     Args:
-        folder: The folder.
         options: Those of `config`: a `language` is that of Chatterbox Multilingual, which has Chatterbox's repository.
     """
     english = (folder / chatterbox.FILE).is_file()
@@ -142,7 +141,6 @@ def from_folder(
     """A pipeline from a folder with a model of transformers, or a published Chatterbox or CosyVoice folder.
 
     Args:
-        folder: The folder.
         processor: The model's processor or tokenizer, or a folder or Hub id of it; None is the one in `folder`.
         codec: A folder of the codec, for models without one; None otherwise.
         config: The options of the model's adapter, such as `style` of a flat model; for all models, `draft_model`: a
@@ -220,12 +218,10 @@ def from_published(
 
     Args:
         read: The function that reads the folder.
-        folder: The folder.
         processor: A tokenizer, or its path; None is the one in the folder.
         codec: A folder of the codec; None takes the option `codec`, or else the one in the folder.
         options: `codec`, `draft_model`, and the model's own.
         device: Where to load the model.
-        dtype: Its dtype.
 
     Raises:
         ArgumentError: For missing or unknown options.
@@ -252,12 +248,10 @@ def from_codec_lm_folder(
 
     Args:
         read: The function that reads the folder, see `codec_lm_reader`.
-        folder: The folder.
         tokenizer: A tokenizer, or its path; None is the one in the folder.
         codec: A folder of the codec; None takes the option `codec`.
         options: `codec`, `voice`, `draft_model`, and the model's own.
         device: Where to load the model.
-        dtype: Its dtype.
 
     Raises:
         ArgumentError: For missing or unknown options.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.stats import Stats
-from mmspec.pipeline.output import Output
+from mmspec.pipeline import Output
 
 
 @dataclass(eq=False)
@@ -77,7 +77,6 @@ class AudioStream(Iterator[NDArray[np.float32]]):
     """The audio of one text in chunks float32 [channels, n], while it is decoded.
 
     Args:
-        chunks: The chunks.
         sampling_rate: Samples per second.
         seed: The seed of the text.
         notes: Remarks for the caller, to which `chunks` adds those on parts without sound.

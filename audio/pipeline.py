@@ -113,8 +113,6 @@ class SpeechPipeline(ModelPipeline):
         Args:
             prompts: The texts.
             slack: Number of tokens by which windows may reach past the end of a sequence.
-            temperature: As in a call.
-            guidance_scale: As in a call.
 
         Raises:
             PromptError: For a text that the model cannot speak.
@@ -310,18 +308,6 @@ class SpeechPipeline(ModelPipeline):
         other. Leaving the iteration stops the decoding.
 
         Args:
-            text: As in a call.
-            voice: As in a call.
-            recipe: As in a call.
-            seed: As in a call.
-            temperature: As in a call.
-            top_k: As in a call.
-            top_p: As in a call.
-            min_p: As in a call.
-            typical_p: As in a call.
-            guidance_scale: As in a call.
-            pause: As in a call.
-            sampling_rate: As in a call.
             first: Frames in the first chunk of each part.
             every: Frames in the later chunks.
             on_step: As in a call, but called from another thread.

@@ -26,7 +26,6 @@ class PublishedFolder:
     `ModelError` for missing, broken or unsupported files.
 
     Attributes:
-        folder: The folder.
         processor: A tokenizer, or where it is; None is the one in the folder.
         codec: The codec; None is the one in the folder, for models that are published with it.
         options: The options of `config` that belong to the family, by name.

@@ -20,7 +20,6 @@ def read_sentencepiece(file: str | Path, family: str) -> Any:
     """The tokenizer of a file, whose method `encode` makes ids of a text.
 
     Args:
-        file: The file.
         family: The name of the models, for the error.
 
     Raises:

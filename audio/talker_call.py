@@ -78,7 +78,6 @@ def call_talker(model: Any, processor: Any, question: Question, **arguments: Any
     Args:
         model: A `Qwen3OmniMoeForConditionalGeneration` or a `Qwen2_5OmniForConditionalGeneration`.
         processor: Its processor, or its tokenizer with the chat template.
-        question: The question.
         **arguments: Other arguments of the model's `generate`.
 
     Raises:

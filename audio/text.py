@@ -27,7 +27,6 @@ def split_text(text: str, max_letters: int) -> list[str]:
     several: a Chinese character for four, Hangul for three, Kana for two.
 
     Args:
-        text: The text.
         max_letters: Letters of a piece, at most; a single Chinese character may exceed it.
 
     Returns:
@@ -43,7 +42,6 @@ def split_tokens(text: str, max_tokens: int, count: Callable[[str], int]) -> lis
     """Splits a text as `split_text` does, into pieces of at most `max_tokens` tokens; semicolons end clauses.
 
     Args:
-        text: The text.
         max_tokens: Tokens of a piece, at most.
         count: The number of tokens of a text.
     """

@@ -46,7 +46,6 @@ class TextParts:
 
     Attributes:
         prepared: The text.
-        seed: Its seed.
         prompts: The parts, those that have begun as they continue earlier ones.
     """
 

@@ -115,7 +115,6 @@ def cells_after(
 
     Args:
         columns: int64 [B, A + N, C], the columns so far, contiguous; A of them precede position 0.
-        before: A.
         tokens: int64 [B, W, C], which are written from position `at` on, -1 in place of those before `first`; of any
             strides between rows and slots. None for nothing.
         at: int64 [B]; at least 0 with `tokens`, else -1 and more.

@@ -80,9 +80,6 @@ def couple_columns(
         p: See `verify_columns`.
         q: See there; None to sample every slot from p.
         drafts: See there; None without `q`.
-        forced: See there.
-        numbers: See there.
-        max_samples: See there.
         accepted: int64 [B], the accepted drafts, after which the next column is known: no slot up to it is coupled, and
             it gets its draft. None couples all.
 

@@ -197,7 +197,6 @@ def grow_level(
         probs: float32 [B, n, top], their probabilities; NaN counts as 0.
         before: The entries; None for the root.
         candidates: All candidates; those of the level are written from place `start` on.
-        start: See there.
         previous: The place of the first candidate of the level before.
         entry: The first of the n entries, in the tree that the draft model reads.
         count: Candidates that get children, at most n * top: those of largest joint probability.

@@ -246,10 +246,6 @@ def log_probs(
 
     Args:
         cond: See `SoftmaxStats`, as for the four after it.
-        uncond: See there.
-        allowed: See there.
-        floats: See there.
-        ints: See there.
         more: How many tokens follow those of the vocabulary, with -inf.
     """
     stats = SoftmaxStats(cond, uncond, allowed, floats, ints)

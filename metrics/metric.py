@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from mmspec.arguments.returned import refused
+from mmspec.arguments import refused
 from mmspec.errors import ArgumentError, PluginError
 from mmspec.metrics.bootstrap import Index, Resampled, Statistic, resample
 from mmspec.metrics.estimate import Estimate

@@ -52,8 +52,8 @@ METRICS: Mapping[str, str] = {
     "clip": "mmspec.metrics.image.clip_score:CLIP_SCORE",
     "hpsv2": "mmspec.metrics.image.preference:HPSV2",
     "pickscore": "mmspec.metrics.image.preference:PICKSCORE",
-    "imagereward": "mmspec.metrics.image.image_reward:IMAGE_REWARD",
-    "hpsv3": "mmspec.metrics.image.hpsv3:HPSV3",
+    "imagereward": "mmspec.metrics.image.reward:IMAGE_REWARD",
+    "hpsv3": "mmspec.metrics.image.reward:HPSV3",
     "dpg": "mmspec.metrics.image.dpg:DPG",
     "geneval": "mmspec.metrics.image.geneval:GENEVAL",
     "geneval@EXTRACTOR": "mmspec.metrics.image.geneval:task_metric",
@@ -118,7 +118,6 @@ def checked(name: str, where: Any, found: Any) -> Metric:
     """A metric that can be used by a name.
 
     Args:
-        name: The name.
         where: Where it is from, for errors.
         found: What was found there.
 

@@ -47,7 +47,7 @@ class Knob:
         words = f"one of {', '.join(self.choices)}" if self.choices else ""
         numbers = "" if self.low is None else f"a number from {self.low} to {self.high}"
         allowed = " or ".join(filter(None, (numbers, words)))
-        wrong = ArgumentError(f"{where}={value} is not allowed; it must be {allowed}")
+        wrong = f"{where}={value} is not allowed; it must be {allowed}"
         if isinstance(value, str) and value in self.choices:
             return value
         if self.low is None:
@@ -55,16 +55,16 @@ class Knob:
         try:
             number = (float if isinstance(self.default, str) else type(self.default))(value)
         except (TypeError, ValueError, ArithmeticError):
-            raise wrong from None
+            raise ArgumentError(wrong) from None
         given: object = value
         # int() also takes the fraction off a number, and reads numbers of types that compare with nothing.
         if isinstance(given, bool) or not isinstance(given, (str, Number)):
-            raise wrong
+            raise ArgumentError(wrong)
         if isinstance(given, Number) and operator.ne(number, given):
-            raise wrong
+            raise ArgumentError(wrong)
         assert self.high is not None
         if not self.low <= number <= self.high:
-            raise wrong
+            raise ArgumentError(wrong)
         return number
 
 

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import hub
-from mmspec.arguments import check_device, shown
-from mmspec.arguments.returned import refused
+from mmspec.arguments import check_device, refused, shown
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_mean, unknown_name
 from mmspec.files.inputs import check_files
-from mmspec.registry import Info, by_name
-from mmspec.registry.expected import component
+from mmspec.registry import Info, by_name, component
 from mmspec.versions import warn_untested
 
 log = logging.getLogger(__name__)

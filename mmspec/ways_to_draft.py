@@ -212,7 +212,7 @@ def ways_to_draft() -> Components[RecipeInfo]:
         known = {name: _with_choices(info, *choices) for name, info in _ROWS.items()}
     own = {**known, **{name: _of_drafter(info) for name, info in registered(group).items()}}
     others = {name: _of_drafter(info) for name, info in installed(group).items()}
-    return Components(own, "mmspec.recipes", RecipeInfo, others)
+    return Components(own, "mmspec.recipes", others)
 
 
 def _of_drafter(info: Info) -> RecipeInfo:

@@ -10,7 +10,7 @@ import torch
 
 import mmspec
 from mmspec.errors import ArgumentError
-from mmspec.pipeline import ModelPipeline, move
+from mmspec.pipeline import move
 
 PROMPTS = {
     "shapes": ["a red circle", "a green star", "a blue square"],
@@ -33,7 +33,7 @@ def test_a_pipeline_knows_where_it_is_and_moves(named: tuple[str, Any]) -> None:
 
 def test_a_pipeline_is_saved_or_says_why_not(named: tuple[str, Any], tmp_path: Path) -> None:
     name, pipe = named
-    if isinstance(pipe, ModelPipeline):
+    if not hasattr(pipe, "components"):
         with pytest.raises(ArgumentError, match="save_pretrained is not possible for a"):
             pipe.save_pretrained(tmp_path)
         return
@@ -87,7 +87,7 @@ def test_an_interrupted_call_counts_what_it_has_and_no_more(size: int, at: int) 
     assert out.stats.tokens_per_call == sum(made) / sum(row.calls for row in out.stats.rows)
 
 
-@pytest.mark.parametrize("name", ["spoken", "shapes-latent"])
+@pytest.mark.parametrize("name", PROMPTS)
 def test_all_weights_move(name: str) -> None:
     pipe = mmspec.load(name)
     move(pipe, torch.device("meta"))

@@ -7,15 +7,16 @@ modules of torch; each has a subclass that is also a `diffusers.ModelMixin`, for
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from functools import wraps
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from mmspec.errors import ModelError
@@ -43,7 +44,13 @@ def stores_arguments(init: F) -> F:
 
 
 class Component(nn.Module):
-    """A module whose `config` has the arguments of its constructor; see `stores_arguments`."""
+    """A module whose `config` has the arguments of its constructor; see `stores_arguments`.
+
+    Attributes:
+        saved_as: The class in the config.json of a saved one: its subclass that is a model of diffusers.
+    """
+
+    saved_as: ClassVar[str]
 
     def register_to_config(self, **arguments: Any) -> None:
         """Stores arguments of the constructor; diffusers' `ConfigMixin` has a method of the same name."""
@@ -66,6 +73,18 @@ class Component(nn.Module):
         if first.is_floating_point:
             return first
         return next((t.dtype for t in chain(self.parameters(), self.buffers()) if t.is_floating_point()), first)
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Saves the component in the layout of diffusers.
+
+        Args:
+            save_directory: The folder, which is created.
+        """
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"_class_name": self.saved_as, **self.config}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS_NAME)
 
     @classmethod
     def from_folder(cls, folder: str | Path, dtype: torch.dtype = torch.float32) -> Self:

@@ -56,8 +56,6 @@ class StreamsImages:
 
         Args:
             prompt: As in a call, for one image.
-            recipe: As in a call.
-            seed: As in a call.
             on_step: As in a call, but called from another thread.
             **options: Other arguments of a call for one image, as in `Engine.add`.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmspec.arguments import check_callback, check_flag, check_integer
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
-from mmspec.pipeline.output import Output
+from mmspec.pipeline import Output
 
 MAX_IMAGES = 2**20  # of one prompt in one call, which memory bounds earlier
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
@@ -53,11 +53,6 @@ def check_call(
     Args:
         name: The name of `count`.
         count: Images or videos per prompt.
-        output_type: As in a call.
-        on_step: As in a call.
-        callback_on_step_end: As in a call.
-        return_dict: As in a call.
-        measure_entropy: As in a call.
 
     Raises:
         ArgumentError: If the count is not an integer of 1 or more, there is no such output type, a callback is not a

@@ -19,7 +19,6 @@ def encode_png(image: Image.Image, notes: Mapping[str, str]) -> bytes:
     """The bytes of a PNG file.
 
     Args:
-        image: The image.
         notes: Text chunks of the file, in any language; a chunk `versions` is added.
     """
     chunks = PngInfo()
@@ -34,7 +33,6 @@ def write_png(image: Image.Image, path: Path, notes: Mapping[str, str]) -> None:
     """Writes `image` to `path` atomically.
 
     Args:
-        image: The image.
         path: The file.
         notes: As in `encode_png`.
 

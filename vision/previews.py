@@ -61,7 +61,6 @@ def grey_where_missing(images: Tensor, latents: Tensor, grid: tuple[int, int]) -
     """Images [B, 3, H, W] in -1..1, grey where their latents [B, N, D] are NaN.
 
     Args:
-        images: The images.
         latents: In raster order.
         grid: Rows and columns of latents.
     """

@@ -23,7 +23,6 @@ def load_component(kind: Any, folder: Path, dtype: torch.dtype | str) -> Any:
 
     Args:
         kind: Its class, a `diffusers.ModelMixin`.
-        folder: The folder.
         dtype: The type of its weights, or "auto" for that of the file.
 
     Raises:
@@ -43,7 +42,6 @@ def check_component(kind: Any, folder: Path, saved_as: str | None = None) -> dic
 
     Args:
         kind: The class.
-        folder: The folder.
         saved_as: The name of the class in the config; None is that of `kind`.
 
     Returns:

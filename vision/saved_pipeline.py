@@ -68,7 +68,6 @@ def load_pipeline(folder: Path, device: str, dtype: torch.dtype | str, tokenizer
     """The pipeline in a folder.
 
     Args:
-        folder: The folder.
         device: The device to load to.
         dtype: The type of the weights, or "auto" for that of each file; decoders are in float32.
         tokenizer: The folder of the video tokenizer of a `CosmosPipeline`, whose programs run only if it is named.

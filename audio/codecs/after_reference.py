@@ -12,7 +12,6 @@ class AfterReference:
     """A codec whose audio continues that of reference frames.
 
     Args:
-        codec: The codec.
         reference: int64 [K, F], the frames before those that are decoded.
     """
 

@@ -59,7 +59,6 @@ class CapturedChunks:
     """A `mmspec.audio.codec.FrameDecoder` of up to a number of frames, the audio of whose last ones is not valid.
 
     Args:
-        chunk: The call.
         graphs: See `mmspec.decoding.kept_graphs.use_kept_graphs`.
         codec: The decoder.
 
@@ -91,8 +90,6 @@ class CapturedOverlapStream(OverlapStream):
     Args:
         codec: As in `OverlapStream`, like the others.
         module: The codec's model, with which graphs live.
-        before: See there.
-        after: See there.
         device: Of the codec.
     """
 
@@ -123,8 +120,6 @@ def overlap_stream(codec: FrameDecoder, module: nn.Module, before: int, after: i
     Args:
         codec: As in `OverlapStream`, like the others.
         module: The codec's model.
-        before: See there.
-        after: See there.
     """
     device = next(module.parameters()).device
     if use_cuda_graphs(device) and not is_dispatched(module, device):

@@ -85,11 +85,7 @@ class Qwen3TTSCodec:
 
 
 class Qwen3TTSCodecStream(SteppedStream):
-    """Streams the decoder: every layer keeps what it needs of the frames before.
-
-    Args:
-        decoder: The decoder.
-    """
+    """Streams the decoder: every layer keeps what it needs of the frames before."""
 
     def __init__(self, decoder: CodecDecoder) -> None:
         def build(state: StreamState) -> Callable[[Tensor], Tensor]:

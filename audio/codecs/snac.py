@@ -83,7 +83,6 @@ class SnacStream:
     """Decodes overlapping chunks. The number of each frame travels with its codes, because the noise depends on it.
 
     Args:
-        codec: The codec.
         overlap: Frames on each side that a frame depends on.
     """
 

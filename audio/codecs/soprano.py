@@ -150,7 +150,6 @@ class SopranoStream:
 
     Args:
         model: The decoder.
-        language_model: The language model.
         prompt: int64 [1, T].
     """
 

@@ -70,9 +70,6 @@ class CodecSteps:
 
         Args:
             tokens: As wide as the chunk; not used, like the others.
-            slots: See there.
-            end: See there.
-            early_exit: See there.
         """
         assert self.input is not None
         audio = self.decode(self.input[..., : tokens.shape[1]])

@@ -31,7 +31,6 @@ class StreamState:
 
     Attributes:
         rows: B.
-        device: As given.
         tensors: All tensors, in the order in which layers have asked for them.
     """
 

@@ -284,9 +284,6 @@ def sample_frame(
         target: Has as many rows as there are numbers.
         numbers: int64 [B, 2], the seed of each row and the position of its first code.
         scale: See `mmspec.kernels.fused_sampler.Settings`, as for the three after it.
-        temperature: See there.
-        top_k: See there.
-        top_p: See there.
         codes: D.
         cuts_k: Whether any row has a top-k.
         cuts_p: Whether any row has a top-p.

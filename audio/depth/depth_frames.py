@@ -32,7 +32,6 @@ class DepthFrames:
         backbone: The backbone. It embeds frames int64 [B, n, 1 + D] as [B, n, width], and its head returns the logits
             of first tokens; the depth decoder has at most as many codes.
         decoder: The depth decoder.
-        prompt: The prompts.
         length: Frames to generate.
         slack: How many frames a window may reach past the end.
         processors: Functions of the first tokens so far and the logits of the next one, in order; none with guidance.

@@ -213,7 +213,6 @@ def by_index(
         index: int64 [B, W], the function's number at each place, on a CPU or on the device of `x`; or one number.
         count: The number of functions; each must accept every entry of `x`.
         width: Size of what a function returns per place.
-        dtype: Its dtype.
         apply: Takes a number and entries [n, ...] of `x`, and returns [n, width].
 
     Returns:

@@ -55,7 +55,6 @@ def frames_ahead(ahead: int, size: int, recipe: Recipe) -> int:
         ahead: The frames that the user asks for. A recipe that drafts with a frame head has at least its own window,
             rounded up to whole frames.
         size: Tokens of a frame.
-        recipe: The recipe.
     """
     own = min(max(-(-(recipe.window - 1) // size), 1), MAX_AHEAD) if recipe.drafts_frames else 0
     return max(ahead, own)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.errors import ArgumentError
-from mmspec.hf.cache_name import cache_input
+from mmspec.hf.cache_name import run_decoder
 from mmspec.hf.decoder_layers import first_layers
 from mmspec.hf.slot_cache import SlotCache
 
@@ -42,14 +42,8 @@ class BackboneRunner:
         self._cache.at_slots(slots, end)
         # Padding that attended to nothing would become NaN, and stay in the KV cache.
         own = torch.arange(end, device=slots.device) == slots[..., None]
-        out = self._decoder(
-            inputs_embeds=embeds,
-            attention_mask=additive_mask(visible | own, embeds.dtype),
-            position_ids=positions,
-            use_cache=True,
-            **cache_input(self._decoder, self._cache),
-        )
-        return out.last_hidden_state
+        mask = additive_mask(visible | own, embeds.dtype)
+        return run_decoder(self._decoder, embeds, mask, positions, self._cache)
 
     @property
     def cache_bytes(self) -> int:

@@ -64,7 +64,6 @@ class CrossAttention:
         mask: [R, S], 0 or False on padding.
 
     Attributes:
-        states: As above.
         bias: [R, 1, 1, S], added to attention scores: 0, or the lowest number of the dtype on padding.
     """
 

@@ -95,7 +95,6 @@ class ColumnDecodingPlan:
 
         Args:
             model: The model, under which measured window costs are kept.
-            recipe: The recipe.
             seeds: One per row.
             draft: The same batch with a smaller model, for the recipe `draft`. It runs without guidance, which halves
                 its work: a draft token is tested against the distribution it was sampled from, whichever that is.
@@ -168,7 +167,6 @@ def decode_columns(
     """Decodes a call of `generate`.
 
     Args:
-        call: The call.
         batch_size: Rows.
         plan: Makes the plan of the call with a given model, which is the target's or the draft model.
         tables: Returns the vectors of the codes; see `ColumnDecodingPlan.decode`.

@@ -147,7 +147,6 @@ class TextNGramDrafter:
     It loops over rows and slots, since a dictionary look-up costs less than any array operation.
 
     Args:
-        table: The table.
         target: The target, which tracks the phone of each row.
         features: Features of each row's script, int64 [J, columns].
     """

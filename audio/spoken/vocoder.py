@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmspec.audio.spoken.analysis import SIZE, spread_filters
 from mmspec.audio.spoken.config import FRAME, SAMPLING_RATE
-from mmspec.sampling.precision import widest
+from mmspec.sampling.probs import widest
 
 _MAX_HARMONIC = 7800.0  # Hz
 _NOISE = 1024 * FRAME  # samples before the noise repeats

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from diffusers import UVit2DModel
 from torch.nn import functional as F
+from train_shapes.config import SEED_EVAL, SEED_TRAIN
 from train_shapes.data import caption_features, encode_scenes
 
 from mmspec.decoding.to_end import decode_to_end
@@ -28,7 +29,7 @@ from mmspec.masked.keeping import Credit, Keeper, NearSure
 from mmspec.masked.loop import MaskedBatch
 from mmspec.vision.amused.cached import StepCache
 from mmspec.vision.amused.process import AmusedProcess, Unmasking
-from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS
+from mmspec.vision.shapes.config import WEIGHTS
 from mmspec.vision.shapes.domain import FEATURE_DIM, index_features
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 

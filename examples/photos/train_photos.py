@@ -16,13 +16,13 @@ import torch
 from photo_crops import SIDE, Crops, cut_all, photographs
 from PIL import Image
 from torch import Tensor
+from train_scenes.config import GPTTraining
 from train_scenes.gpt import bits_per_token, fit
+from train_shapes.config import TokenizerTraining
 from train_shapes.tokenizer import fit as fit_tokenizer
 
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
-from mmspec.vision.scenes.config import GPTTraining
-from mmspec.vision.shapes.config import TokenizerTraining
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 PARTS = {"target": "transformer", "draft": "draft_transformer"}

@@ -1,6 +1,7 @@
 """Trains a small CLIP on images of an embedded model's domain, so that CLIP score can be computed without a download.
 
 Commands:
+    export PYTHONPATH=examples/embedded
     python examples/quality_vs_speed/train_clip.py --out examples/quality_vs_speed/clip --steps 800
     python examples/quality_vs_speed/train_clip.py --domain scenes --out runs/clip --steps 500
 """
@@ -17,15 +18,15 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional as F
+from train_scenes import render as scenes_render
+from train_shapes import render as shapes_render
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 import mmspec.vision.scenes.domain as scenes
 import mmspec.vision.shapes.domain as shapes
 from mmspec.vision.scenes import grammar as scenes_grammar
-from mmspec.vision.scenes import render as scenes_render
 from mmspec.vision.shapes import grammar as shapes_grammar
-from mmspec.vision.shapes import render as shapes_render
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from mmspec.decoding.to_end import decode_to_end
 from mmspec.errors import unknown_name
 from mmspec.metrics.bench.kernels import SAMPLING, copy_bandwidth, timed
 from mmspec.recipes import parse
-from mmspec.vision.llamagen.graph_cache import new_target
-from mmspec.vision.llamagen.target import LlamaGenTarget
+from mmspec.vision.llamagen.target import LlamaGenTarget, new_target
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
 TOKENS = 64  # of plain decoding

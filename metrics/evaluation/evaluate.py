@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmspec import limits
-from mmspec.arguments.returned import refused
+from mmspec.arguments import refused
 from mmspec.environment.distributed import ProcessGroup
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.bench.pipe import Pipe, kind_of

@@ -68,7 +68,6 @@ class _PipelineCall:
 
     Attributes:
         media: The images or recordings, one per prompt.
-        stats: Of the call.
         seconds: Wall-clock time.
         first: Seconds until the first output.
         gains: For each row, the tokens that each target call emitted.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmspec.arguments.returned import refused
+from mmspec.arguments import refused
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
 from mmspec.metrics.comparisons import LEVEL

@@ -98,7 +98,6 @@ def load_saved(kind: type[SavedModel], folder: Path, extractor: str) -> SavedMod
 
     Args:
         kind: Its class.
-        folder: The folder.
         extractor: The extractor's name, for the message.
 
     Raises:

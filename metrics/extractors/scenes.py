@@ -15,7 +15,7 @@ from mmspec.metrics.features import Features
 from mmspec.vision.scenes.classifier import ScenesClassifier
 from mmspec.vision.scenes.config import WEIGHTS
 from mmspec.vision.scenes.domain import IMAGE_SIZE
-from mmspec.vision.shapes.render import to_tensor
+from mmspec.vision.shapes.pixels import to_tensor
 
 
 class ScenesExtractor:

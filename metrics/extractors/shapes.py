@@ -15,7 +15,7 @@ from mmspec.metrics.features import Features
 from mmspec.vision.shapes.classifier import ShapesClassifier
 from mmspec.vision.shapes.config import WEIGHTS
 from mmspec.vision.shapes.domain import IMAGE_SIZE
-from mmspec.vision.shapes.render import to_tensor
+from mmspec.vision.shapes.pixels import to_tensor
 
 
 class ShapesExtractor:

@@ -14,7 +14,7 @@ from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.extractors.registry import CAPTION_READERS
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import MeanMetric, SampleBatch
-from mmspec.vision.shapes.render import to_tensor
+from mmspec.vision.shapes.pixels import to_tensor
 
 
 class CaptionClassifier(Protocol):

@@ -20,7 +20,6 @@ def clip_scores(images: Any, texts: Any, weight: float = 100.0) -> Features:
     Args:
         images: Embeddings [N, D] in CLIP's common space.
         texts: Embeddings [N, D] of the prompts, in the same order.
-        weight: See above.
 
     Returns:
         float64 [N].

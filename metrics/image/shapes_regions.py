@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.metrics.extractors.image import Images
-from mmspec.vision.shapes.render import BACKGROUND_RGB, OBJECT_RGB
+from mmspec.vision.shapes.pixels import BACKGROUND_RGB, OBJECT_RGB
 
 _OBJECTS = np.array(list(OBJECT_RGB.values()), dtype=np.float64)
 _GROUNDS = np.array([tone for tones in BACKGROUND_RGB.values() for tone in tones], dtype=np.float64)

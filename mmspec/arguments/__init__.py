@@ -1,13 +1,16 @@
-"""Checks of arguments of public calls; each raises an error that names the argument, its value and what is allowed."""
+"""Checks of arguments of public calls, and of what components of other packages return.
+
+Each raises an error that names the argument or the component, the value and what is allowed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
 
-from mmspec.errors import ArgumentError, MMSpecError, PromptError
+from mmspec.errors import ArgumentError, MMSpecError, PluginError, PromptError
 
 
 def check_callback(name: str, value: Any) -> None:
@@ -125,3 +128,40 @@ def shown(value: Any) -> str:
     if length is not None and length <= 8:
         return repr(value)
     return f"<{type(value).__name__}>" if length is None else f"<{type(value).__name__} of {length}>"
+
+
+def refused(plugin: str, must: str, found: Any) -> PluginError:
+    """The error of a component that has returned something else.
+
+    Args:
+        plugin: The component, and what was called: "the rule 'slack'".
+        must: What it must return.
+        found: What it has returned.
+    """
+    kind = str(getattr(found, "dtype", "")).removeprefix("torch.")
+    what = f"{kind} {list(found.shape)}" if kind and hasattr(found, "shape") else shown(found)
+    return PluginError(f"{plugin} must return {must}, not {what}")
+
+
+def checked_call(plugin: str, function: Any, *arguments: Any, must: str, fits: Callable[[Any], bool]) -> Any:
+    """Calls a component.
+
+    Raises:
+        PluginError: If it cannot be called, or does not return what it must.
+    """
+    if not callable(function):
+        raise PluginError(f"{plugin} must be a function that returns {must}, not {shown(function)}")
+    found = function(*arguments)
+    if not fits(found):
+        raise refused(plugin, must, found)
+    return found
+
+
+def has(*names: str) -> Callable[[Any], bool]:
+    """A test whether an object has attributes."""
+    return lambda found: not missing(found, names)
+
+
+def missing(found: Any, names: Sequence[str]) -> list[str]:
+    """The attributes that an object lacks."""
+    return [name for name in names if not hasattr(found, name)]

@@ -15,7 +15,7 @@ from mmspec.decoding.stats import RowStats
 from mmspec.decoding.step import Watch
 from mmspec.recipes import Recipe
 
-STEPS = 4  # single steps that a window policy may take in one step of an engine that requests come to
+STEPS = 4  # plain steps that a window policy may take in one step of an engine that requests come to
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.rows import OpenBatch
+from mmspec.decoding.rows import JoinableBatch
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.decoding.target import Target
@@ -117,7 +117,7 @@ class PreparedRequest:
     chained: bool = False
 
 
-class DecodingBatch(OpenBatch, Protocol):
+class DecodingBatch(JoinableBatch, Protocol):
     """A batch that is being decoded."""
 
     @property

@@ -19,7 +19,6 @@ class Alone:
 
     Attributes:
         command: The words after `mmspec`.
-        option: The option.
         takes: The only options that it goes with; None for all but `leaves`.
         leaves: Options that it does not go with.
     """
@@ -36,7 +35,6 @@ class Needs:
 
     Attributes:
         command: The words after `mmspec`.
-        options: The options.
         needed: What they need, in words.
         met: Whether that is given, from the values of all options.
     """

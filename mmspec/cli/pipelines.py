@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from mmspec.cli.model_options import DType
 from mmspec.cli.threads import suit_threads
 from mmspec.errors import ArgumentError
-
-log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from mmspec.audio.pipeline import SpeechPipeline
@@ -27,9 +24,6 @@ def load_generator(
 ) -> Any:
     """Loads an image or audio model for generation only; loading and calls show no progress bars.
 
-    The model `shapes` is loaded without diffusers, whose import takes longer than an image, as a
-    `mmspec.vision.llamagen.generation.LlamaGenGenerator`.
-
     Args:
         model: A name, a folder or a Hub id.
         device: Where the model runs.
@@ -42,16 +36,9 @@ def load_generator(
         ArgumentError: When an option is not one of the model's, or the device or the drafter does not exist.
         UnknownNameError: When the model does not exist.
     """
-    chosen = dtype_of(model, dtype, device)
-    if model == "shapes" and tokenizer is None and config is None:
-        from mmspec.arguments import check_device
-        from mmspec.vision.shapes.generator import load
-
-        check_device(device)
-        log.info("loading %s", model)
-        return without_bars(load(device=device, dtype=chosen), drafter)
     import mmspec
 
+    chosen = dtype_of(model, dtype, device)
     show_no_loading_bars(model)
     return without_bars(mmspec.load(model, device=device, tokenizer=tokenizer, config=config, dtype=chosen), drafter)
 
@@ -161,8 +148,10 @@ def load_audio_pipeline(
 
 
 def show_no_loading_bars(model: str) -> None:
-    """Calls `disable_loading_bars`, except for models of the package that do without diffusers and transformers."""
-    if model not in ("shapes-latent", "spoken"):
+    """Calls `disable_loading_bars`, except for the models of the package, which import neither library."""
+    from mmspec.loading import MODELS
+
+    if model not in MODELS:
         disable_loading_bars()
 
 

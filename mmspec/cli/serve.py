@@ -15,7 +15,7 @@ from mmspec.cli.logs import LogLevel, set_level
 from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, Tokenizer, Weights, read_config
 from mmspec.cli.options import Device, Drafter, read_recipe
 from mmspec.cli.output_paths import check_folder, read_output
-from mmspec.cli.pipelines import load_generator, load_pipeline
+from mmspec.cli.pipelines import load_generator
 from mmspec.environment.importing import install_extra
 from mmspec.errors import ArgumentError
 
@@ -231,11 +231,7 @@ def _load(
     """Loads a model."""
     from mmspec.serving.load import served_model
 
-    if learn is not None and loading.tokenizer is None and not loading.config:
-        # A draft model that learns is written by diffusers.
-        pipe = load_pipeline(name, loading.device, loading.drafter, loading.dtype)
-    else:
-        pipe = load_generator(name, loading.device, loading.drafter, loading.tokenizer, loading.config, loading.dtype)
+    pipe = load_generator(name, loading.device, loading.drafter, loading.tokenizer, loading.config, loading.dtype)
     return served_model(name, pipe, recipe, max_rows, max_waiting, learn)
 
 

@@ -117,7 +117,7 @@ class AdaptiveBranching:
 
     def observe(self, verdict: Outcome, state: BatchState, shape: Branches) -> None:
         if not isinstance(verdict, TreeVerdict):
-            return  # a single step
+            return  # a plain step
         with self._lock:
             seconds = self._clock() - self._began
             rows = state.running()

@@ -58,14 +58,14 @@ class DraftsAhead(Protocol):
         """Whether it can do so in this decode. It then reads nothing of the target but its distributions."""
         ...
 
-    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
+    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, next_draws: WindowRNG) -> Draft | None:
         """Drafts the window after a verdict. `observe` is called with the same verdict, once its counts are known.
 
         Args:
             verdict: The verdict; its `counts` are known on the device, and 0 on the host.
             state: The batch, in which the next window is open.
             draws: The random numbers of the verdict's window.
-            following: Those of the next window.
+            next_draws: Those of the next window.
 
         Returns:
             The draft, or None if the host's numbers are needed.

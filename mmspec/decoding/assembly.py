@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmspec.arguments import shown
-from mmspec.arguments.returned import missing
-from mmspec.codebook import Codebook
+from mmspec.arguments import missing, shown
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.foreign_parts import checked_rule
@@ -28,6 +26,9 @@ from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
 from mmspec.ways_to_draft import ways_to_draft
+
+if TYPE_CHECKING:
+    from mmspec.codebook import Codebook
 
 NO_RESOURCES = DraftResources()
 
@@ -185,7 +186,7 @@ def window_policy(
         may_end: Whether a row may end before that.
     """
     if not recipe.auto:
-        return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, single_steps=length)
+        return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, plain_steps=length)
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
     largest = min(largest, getattr(head, "count", LARGEST) + 1)  # Medusa and Hydra heads are so many

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.open_window import RECENT, OpenWindow, split_numbers
 from mmspec.decoding.step import Step, TokensSoFar
+from mmspec.decoding.window_inputs import RECENT, WindowInputs, split_numbers
 from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.transfers import on_device
-from mmspec.sampling.tree import Tree, TreeNumbers
+from mmspec.sampling.tree import Tree, TreeDraws
 
 
 class BatchState:
@@ -71,7 +71,7 @@ class BatchState:
         shape = (count, layout.length + window, *layout.cell)
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
         self._index = torch.arange(count, device=device)[:, None]
-        self._window: OpenWindow | None = None
+        self._window: WindowInputs | None = None
         self._row_limits: Numbers | None = None  # see `limits`
         self._host: NDArray[np.int64] | None = None  # the tokens on the host, see `on_host`
 
@@ -126,17 +126,17 @@ class BatchState:
         iterations = np.broadcast_to(iteration, positions.shape)
         needed = [self.length - 1, self.recent(RECENT).host, positions, iterations]
         before, recent, of_window, of_numbers, *copies = upload([*needed, *others], self.device)
-        self._window = OpenWindow(before, recent, of_window, of_numbers)
+        self._window = WindowInputs(before, recent, of_window, of_numbers)
         return self._window.draws(self.rng), copies
 
-    def tree_numbers(
+    def tree_draws(
         self, tree: Tree, iteration: NDArray[np.int64], others: Sequence[NDArray[np.int64]] = ()
-    ) -> tuple[TreeNumbers, list[Numbers]]:
+    ) -> tuple[TreeDraws, list[Numbers]]:
         """Begins a window with a tree: its positions and its random numbers; see `window_with`."""
         host = self.length[:, None] + tree.depth
         own = [host, host[:, 1:] - 1, np.broadcast_to(iteration, (len(host), tree.depth.shape[1] - 1))]
         draws, (after, at, of_nodes, *copies) = self.window_with(tree.height + 1, iteration, [*own, *others])
-        return TreeNumbers(tree, draws, after, at, of_nodes), copies
+        return TreeDraws(tree, draws, after, at, of_nodes), copies
 
     def positions_after(self, depth: NDArray[np.int64]) -> Numbers:
         """The positions after entries of a tree, [B, n], of their depths, host int64 [B or 1, n].
@@ -168,13 +168,13 @@ class BatchState:
         # Imported here: Triton may be missing.
         from mmspec.kernels.commit import begin_window
 
-        opened = self._window
-        assert opened is not None
-        arrays = opened.positions, opened.iterations, self.limits()
+        inputs = self._window
+        assert inputs is not None
+        arrays = inputs.positions, inputs.iterations, self.limits()
         positions, iterations, limits = (array.on(self.device) for array in arrays)
         numbers = begin_window(*self.storage(), tokens, accepted, positions, iterations, limits, width)
         longest = np.minimum(self.length + tokens.shape[1], self.limits().host)
-        self._window = opened.following(split_numbers(numbers, len(self.ids), width), longest, width)
+        self._window = inputs.next(split_numbers(numbers, len(self.ids), width), longest, width)
         return self._window.draws(self.rng)
 
     def limits(self) -> Numbers:

@@ -13,7 +13,7 @@ from mmspec.decoding.ahead import Ahead, parts_ahead
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.drafter import UploadsWithWindow
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.windows import NOTHING, OpenedWindow, Windows
+from mmspec.decoding.windows import NOTHING, LaunchedWindow, Windows
 from mmspec.sampling.acceptance import FeatureRule
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
@@ -29,37 +29,37 @@ class DeviceWindows(Windows):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._next: OpenedWindow | None = None  # the next window, where its call was launched ahead
+        self._next: LaunchedWindow | None = None  # the next window, where its call was launched ahead
         self._is_written = False  # whether the device has committed the window
         self._uploads = isinstance(self.drafter, UploadsWithWindow)
         self._reads_features = isinstance(self.rule, FeatureRule)
 
-    def open(self, width: int, numbers: Iterator[WindowRNG]) -> OpenedWindow:
-        """The window that was opened ahead, or another one in its place."""
-        opened, self._next = self._next, None
-        if opened is not None and opened.ids is self.state.ids and opened.width == width:
-            return opened if width > 1 else replace(opened, draws=next(numbers))
-        if opened is not None:
+    def launch(self, width: int, plain_draws: Iterator[WindowRNG]) -> LaunchedWindow:
+        """The window that was launched ahead, or another one in its place."""
+        window, self._next = self._next, None
+        if window is not None and window.ids is self.state.ids and window.width == width:
+            return window if width > 1 else replace(window, draws=next(plain_draws))
+        if window is not None:
             self.given_up = True
             self.state.close()
-        return super().open(width, numbers)
+        return super().launch(width, plain_draws)
 
-    def verify(self, opened: OpenedWindow, following: int) -> Outcome:
+    def verify(self, window: LaunchedWindow, next_width: int) -> Outcome:
         """Verifies a window; the call of the next one is launched before the wait, if it can be."""
-        self._is_written, is_plain = False, opened.draft is NOTHING
+        self._is_written, is_plain = False, window.draft is NOTHING
         ahead = parts_ahead(self.target, self.drafter, self.sampler, self.state)
         if ahead is None or (self._reads_features and not is_plain):
-            return super().verify(opened, following)
+            return super().verify(window, next_width)
         if is_plain:
-            return self._plain(ahead, opened, following)
+            return self._plain(ahead, window, next_width)
         state, meter = self.state, self.meter
-        following = _following(state, opened.width, following)
-        p = self.sampler(opened.logits, opened.draws.positions)
-        pending = ahead.sampler.verify_ahead(p, opened.draft, self.rule, opened.draws) if following else None
+        next_width = _next_width(state, window.width, next_width)
+        p = self.sampler(window.logits, window.draws.positions)
+        pending = ahead.sampler.verify_ahead(p, window.draft, self.rule, window.draws) if next_width else None
         if pending is None:
-            return self._tested(p, opened)
+            return self._tested(p, window)
         meter.clock.lap("rule")
-        self._next = _open_following(ahead, pending.verdict, state, opened.draws, following, meter)
+        self._next = _launch_next(ahead, pending.verdict, state, window.draws, next_width, meter)
         self._is_written = True
         return pending.read()
 
@@ -81,26 +81,26 @@ class DeviceWindows(Windows):
         self.meter.clock.lap("drafter")
         return draws
 
-    def _plain(self, ahead: Ahead, opened: OpenedWindow, following: int) -> Outcome:
+    def _plain(self, ahead: Ahead, window: LaunchedWindow, next_width: int) -> Outcome:
         """Samples the token of a plain step; the call of the next one is launched before the wait."""
         state, meter = self.state, self.meter
-        p: Probs = self.sampler(opened.logits, opened.draws.positions)
-        pending = ahead.sampler.sample_ahead(p, opened.draws)
+        p: Probs = self.sampler(window.logits, window.draws.positions)
+        pending = ahead.sampler.sample_ahead(p, window.draws)
         if pending is None:
-            return self._tested(p, opened)
+            return self._tested(p, window)
         tokens = pending.tokens
         meter.clock.lap("rule")
-        if following and state.remaining > 1:
+        if next_width and state.remaining > 1:
             # Rows that the token ends are read as if they went on, and what is read is not used.
             read = tokens.clamp(min=0)  # -1 where there is no distribution
             logits = ahead.target.forward_ahead(read, Numbers(state.length - 1 + state.is_running))
             meter.clock.lap("target")
-            self._next = None if logits is None else OpenedWindow(1, state.ids, None, NOTHING, logits)
+            self._next = None if logits is None else LaunchedWindow(1, state.ids, None, NOTHING, logits)
         on_host = pending.read()
         return Verdict(tokens, Numbers(np.zeros(len(p), dtype=np.int64)), p, NOTHING, on_host=on_host)
 
 
-def _following(state: BatchState, width: int, wanted: int) -> int:
+def _next_width(state: BatchState, width: int, wanted: int) -> int:
     """The width of the window after one of `width` tokens, if it is known before that one is read; else 0.
 
     It is where the longest row keeps enough tokens, whatever it gains. Rows that a token ends may leave fewer; windows
@@ -109,21 +109,21 @@ def _following(state: BatchState, width: int, wanted: int) -> int:
     return wanted if wanted > 1 and state.remaining - width + 1 >= wanted else 0
 
 
-def _open_following(
+def _launch_next(
     ahead: Ahead, verdict: Verdict, state: BatchState, draws: WindowRNG, width: int, meter: Meter
-) -> OpenedWindow | None:
+) -> LaunchedWindow | None:
     """Commits a window on the device, and launches the draft and the call of the next one.
 
     Returns:
-        The next window; None if it could not be opened: only the commit on the device was done.
+        The next window; None if it could not be launched: only the commit on the device was done.
     """
-    following = state.follow(verdict.tokens, verdict.counts.on(state.device), width)
+    next_draws = state.follow(verdict.tokens, verdict.counts.on(state.device), width)
     meter.clock.lap("other")
-    draft = ahead.drafter.draft_ahead(verdict, state, draws, following)
+    draft = ahead.drafter.draft_ahead(verdict, state, draws, next_draws)
     meter.clock.lap("drafter")
     logits = None if draft is None or draft.window is None else ahead.target.forward_ahead(draft.window, state.before)
     meter.clock.lap("target")
     if draft is None or logits is None:
         state.close()
         return None
-    return OpenedWindow(width, state.ids, following, draft, logits)
+    return LaunchedWindow(width, state.ids, next_draws, draft, logits)

@@ -53,7 +53,7 @@ class NoDrafts:
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         """Nothing is learned."""
 
-    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> None:
+    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, next_draws: WindowRNG) -> None:
         """There is no window with drafts."""
 
 

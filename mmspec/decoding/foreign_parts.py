@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.arguments.returned import refused
+from mmspec.arguments import refused
 from mmspec.decoding.batch import BatchState
 from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.rejection import Draft

@@ -22,7 +22,7 @@ from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target, cache_bytes
 from mmspec.decoding.window_policy import Committed, WindowPolicy
-from mmspec.decoding.windows import Windows, plain_numbers
+from mmspec.decoding.windows import Windows, draws_of_plain_steps
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rejection import Verdict
@@ -111,7 +111,7 @@ class RunningBatch:
 
         Args:
             policy: The policy; None for the one so far.
-            most_steps: The largest number of single steps in one `step`; None for that so far, at first any number.
+            most_steps: The largest number of plain steps in one `step`; None for that so far, at first any number.
         """
         self._rows = len(self.state.running())
         self._policy, self._most_steps = policy or self._policy, most_steps or self._most_steps
@@ -131,13 +131,13 @@ class RunningBatch:
         width = policy.choose() if whole else policy.settled()
         ids = state.ids[running[np.argsort(state.length[running], kind="stable")]]
         before, start = self._counts(ids), self._clock()
-        together = width > 1 and whole and policy.together() and _is_aligned(state)
+        together = width > 1 and whole and windows.advances_together and policy.together() and _is_aligned(state)
         windows.given_up = False
         if width == 1:
             self._decode(1, min(policy.steps(), state.remaining, self._most_steps))
         else:
-            following = (policy.next() if whole else policy.settled()) if windows.goes_ahead and not together else 0
-            self._decode(width, 1, following, in_step if together else None)
+            next_width = (policy.next() if whole else policy.settled()) if windows.goes_ahead and not together else 0
+            self._decode(width, 1, next_width, in_step if together else None)
         calls, gained, tested, accepted = (now - then for now, then in zip(self._counts(ids), before, strict=True))
         seconds = (self._clock() - start) / calls
         if whole and not windows.given_up:
@@ -147,22 +147,22 @@ class RunningBatch:
         self.drop_finished()
         return bool(state.is_running.any())
 
-    def _decode(self, width: int, count: int, following: int = 0, cut: Cut | None = None) -> None:
+    def _decode(self, width: int, count: int, next_width: int = 0, cut: Cut | None = None) -> None:
         """Decodes up to `count` windows: each is proposed, read by the target, verified, observed and committed.
 
         Args:
             width: Of the windows; 1 is plain steps.
             count: Windows with drafts come one at a time.
-            following: The width of the window after them, most likely; 0 if that is unknown.
+            next_width: The width of the window after them, most likely; 0 if that is unknown.
             cut: What is committed of a verdict; None for all that was accepted.
         """
         state, meter, windows = self.state, self.meter, self._windows
-        numbers = plain_numbers(state, meter, count)
+        draws = draws_of_plain_steps(state, meter, count)
         for left in reversed(range(count)):
-            opened = windows.open(width, numbers)
-            verdict = windows.verify(opened, 1 if left else following)
+            window = windows.launch(width, draws)
+            verdict = windows.verify(window, 1 if left else next_width)
             kept = verdict if cut is None else cut(verdict, state.is_running)
-            self.drafter.observe(kept, state, opened.draws)
+            self.drafter.observe(kept, state, window.draws)
             meter.clock.lap("drafter")
             gained = windows.commit(kept)
             meter.count(verdict, gained, state.ids)  # a draft where its row is cut counts as accepted if it was

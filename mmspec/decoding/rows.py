@@ -90,7 +90,7 @@ class MovesRows(Protocol):
         ...
 
 
-class OpenBatch(Protocol):
+class JoinableBatch(Protocol):
     """A batch that rows join and leave.
 
     Attributes:
@@ -153,12 +153,12 @@ def can_join(part: Any, other: Any) -> bool:
     return all(_fits(value, getattr(other, each.name, None)) for each, value in _values(part))
 
 
-def batches_fit(batch: OpenBatch, other: OpenBatch) -> bool:
+def batches_fit(batch: JoinableBatch, other: JoinableBatch) -> bool:
     """Whether the rows of another batch, of the same recipe and with guidance or not as this one, can join it."""
     return type(batch) is type(other) and bool(batch.parts) and all(map(can_join, batch.parts, other.parts))
 
 
-def join_batches(batch: OpenBatch, other: OpenBatch) -> list[int]:
+def join_batches(batch: JoinableBatch, other: JoinableBatch) -> list[int]:
     """Takes the running rows of another batch, which must not be used any more, into a batch.
 
     They take the places of finished rows, whose tokens are lost, and are appended if there are too few.

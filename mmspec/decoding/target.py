@@ -1,4 +1,7 @@
-"""The protocols of a target: windows, trees, features and early exits. Adapters wrap each model in a target."""
+"""The protocols of a target: windows, trees, features and early exits. Adapters wrap each model in a target.
+
+`LayerRun` and `embed_with_prompts` are what targets with early exits and prompt tokens share.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.tree import Tree
@@ -362,3 +365,74 @@ def bind_features(rule: Accept, target: object, batch_size: int) -> Accept:
 def cache_bytes(target: object) -> int:
     """Bytes of a target's KV cache; 0 if the target does not tell."""
     return int(getattr(target, "cache_bytes", 0))
+
+
+class LayerRun:
+    """The layers of one call of a target.
+
+    Args:
+        early_exit: The part that runs; None for all layers.
+        collected: The states that a call of all layers keeps, see `LayerFeatureTarget.collect_layers`.
+        states: [R, W, layers * D], where they are put, or new memory if None; of an early exit with `reuse`, those of
+            the last full call, which are read.
+
+    Attributes:
+        states: The same, after the call.
+    """
+
+    def __init__(
+        self, early_exit: EarlyExit | None, collected: Sequence[int] = (), states: Tensor | None = None
+    ) -> None:
+        self.states = states
+        self._early_exit = early_exit
+        self._collected = tuple(collected) if early_exit is None else ()
+
+    def runs(self, layer: int) -> bool:
+        """Whether a layer runs, by its index."""
+        return self._early_exit is None or self._early_exit.runs(layer)
+
+    def skip(self, layer: int, h: Tensor) -> Tensor:
+        """The states [R, W, D] after a layer that does not run, of those before it."""
+        if self._early_exit is None or not self._early_exit.reuse or layer != self._early_exit.skip[0]:
+            return h
+        assert self.states is not None, "a full call comes first"
+        before, after = self.states.chunk(2, dim=-1)
+        return self._early_exit.after_gap(h, before.to(h), after.to(h))
+
+    def keep(self, count: int, h: Tensor) -> None:
+        """Copies the states after the first `count` layers, [R, W, D], if they are collected."""
+        for place, wanted in enumerate(self._collected):
+            if wanted == count:
+                if self.states is None:
+                    self.states = h.new_empty(*h.shape[:-1], len(self._collected) * h.shape[-1])
+                self.states.unflatten(-1, (len(self._collected), -1))[..., place, :].copy_(h)
+
+
+def check_prompts(prompts: Tensor, width: int) -> Tensor:
+    """Returns the embeddings of prompt tokens, [m, D].
+
+    Raises:
+        ModelError: If D is not the width of the model's embeddings.
+    """
+    if prompts.shape[1] != width:
+        raise ModelError(
+            f"drafter has prompt tokens of width {prompts.shape[1]}, the model embeddings of {width}; they must match"
+        )
+    return prompts
+
+
+def embed_with_prompts(
+    embed: Callable[[Tensor], Tensor], prompts: Tensor | None, tokens: Tensor, vocab_size: int
+) -> Tensor:
+    """Embeddings [R, W, D] of ids int64 [R, W], where an id V + i is prompt token i.
+
+    Args:
+        embed: Embeds tokens.
+        prompts: The embeddings of the prompt tokens, [m, D]; None if there are none.
+        tokens: The ids.
+        vocab_size: V.
+    """
+    if prompts is None:
+        return embed(tokens)
+    embeds, index = embed(tokens.clamp(max=vocab_size - 1)), (tokens - vocab_size).clamp(min=0)
+    return torch.where((tokens >= vocab_size)[..., None], prompts.to(embeds)[index], embeds)

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.foreign_parts import check_tree
 from mmspec.decoding.target import TreeTarget, bind_features
-from mmspec.decoding.windows import OpenedWindow, Windows
+from mmspec.decoding.windows import LaunchedWindow, Windows
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.probs import Probs
@@ -56,40 +56,43 @@ class TreeDrafter(Protocol):
         ...
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
-        """Called after verification, before the batch advances; `draws` is given after a single step only."""
+        """Called after verification, before the batch advances; `draws` is given after a plain step only."""
         ...
 
 
 class Trees(Windows):
-    """The windows of a tree drafter: trees, each read in one call of a `TreeTarget`, and single steps.
+    """The windows of a tree drafter: trees, each read in one call of a `TreeTarget`, and plain steps.
 
-    Entries past the end of a row are read and ignored: if trees were cut there, a row would depend on the others.
+    Entries past the end of a row are read and ignored: if trees were cut there, a row would depend on the others. Rows
+    do not advance together: the rest of an accepted path is no draft of the next tree.
     """
 
-    def open(self, width: int, numbers: Iterator[WindowRNG]) -> OpenedWindow:
+    advances_together = False
+
+    def launch(self, width: int, plain_draws: Iterator[WindowRNG]) -> LaunchedWindow:
         """Proposes a tree, whose size the drafter determines, and calls the target with it."""
         if width == 1:
-            return super().open(width, numbers)
+            return super().launch(width, plain_draws)
         state, meter, target = self.state, self.meter, cast(TreeTarget, self.target)
         meter.clock.lap("other")
         iteration = meter.iteration(state.ids)
         draft = self.drafter.propose(state, iteration)
         check_tree(self.drafter, draft, len(state.ids))
         meter.clock.lap("drafter")
-        tree_numbers = draft.numbers or state.tree_numbers(draft.tree, iteration)[0]
+        tree_draws = draft.draws or state.tree_draws(draft.tree, iteration)[0]
         window = torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
         logits = target.forward_tree(window, state.before.host, draft.tree)
         meter.clock.lap("target")
-        return OpenedWindow(width, state.ids, None, draft, logits, tree_numbers)
+        return LaunchedWindow(width, state.ids, None, draft, logits, tree_draws)
 
-    def verify(self, opened: OpenedWindow, following: int) -> Outcome:
+    def verify(self, window: LaunchedWindow, next_width: int) -> Outcome:
         """Verifies a tree, and keeps its accepted path in the target."""
-        draft, numbers, state, meter = opened.draft, opened.numbers, self.state, self.meter
-        if numbers is None:
-            return super().verify(opened, following)
-        p = self.sampler(opened.logits, numbers.after)
+        draft, draws, state, meter = window.draft, window.tree_draws, self.state, self.meter
+        if draws is None:
+            return super().verify(window, next_width)
+        p = self.sampler(window.logits, draws.after)
         rule = bind_features(self.rule, self.target, len(state.ids))
-        uniforms = numbers.of_nodes(ACCEPT), numbers.of_depths(RESAMPLE)
+        uniforms = draws.of_nodes(ACCEPT), draws.of_depths(RESAMPLE)
         verdict: TreeVerdict = self.drafter.verify(state.ops, p, draft, rule, *uniforms)
         meter.clock.lap("rule")
         cast(TreeTarget, self.target).settle(state.before.host, verdict.path.host)

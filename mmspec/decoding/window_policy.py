@@ -47,7 +47,7 @@ class WindowPolicy(Protocol):
     """
 
     def choose(self) -> int:
-        """The width of the next window; 1 is a single step without drafts."""
+        """The width of the next window; 1 is a plain step without drafts."""
         ...
 
     def settled(self) -> int:
@@ -62,7 +62,7 @@ class WindowPolicy(Protocol):
         ...
 
     def steps(self) -> int:
-        """The number of single steps to take if the width is 1."""
+        """The number of plain steps to take if the width is 1."""
         ...
 
     def together(self) -> bool:
@@ -95,11 +95,11 @@ class FixedWindow:
 
     Args:
         width: The width.
-        single_steps: The number of single steps to take at a time if the width is 1.
+        plain_steps: The number of plain steps to take at a time if the width is 1.
     """
 
     width: int
-    single_steps: int = 1
+    plain_steps: int = 1
 
     def choose(self) -> int:
         return self.width
@@ -111,7 +111,7 @@ class FixedWindow:
         return self.width
 
     def steps(self) -> int:
-        return self.single_steps
+        return self.plain_steps
 
     def together(self) -> bool:
         return False

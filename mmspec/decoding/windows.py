@@ -27,14 +27,14 @@ from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
-from mmspec.sampling.tree import TreeNumbers
+from mmspec.sampling.tree import TreeDraws
 from mmspec.sampling.tree_rejection import Outcome
 
 NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a window of one token
 
 
 @dataclass
-class OpenedWindow:
+class LaunchedWindow:
     """A window whose model call has been launched.
 
     Attributes:
@@ -43,7 +43,7 @@ class OpenedWindow:
         draws: The random numbers; None for a tree.
         draft: The drafts, a `TreeDraft` for a tree.
         logits: The logits, [B, W, V].
-        numbers: The positions and the random numbers of a tree.
+        tree_draws: The positions and the random numbers of a tree.
     """
 
     width: int
@@ -51,7 +51,7 @@ class OpenedWindow:
     draws: Any
     draft: Any
     logits: Logits
-    numbers: TreeNumbers | None = None
+    tree_draws: TreeDraws | None = None
 
 
 class Windows:
@@ -66,10 +66,13 @@ class Windows:
         meter: Counts calls, and numbers the random numbers by them.
 
     Attributes:
+        advances_together: Whether the rows of a window may be cut where the first of them is, see
+            `mmspec.decoding.loop.in_step`.
         goes_ahead: Whether calls may be launched before the host has read what the window before them has accepted.
         given_up: Whether a call that was launched ahead has been given up; set to False by who asks.
     """
 
+    advances_together = True
     goes_ahead = False
 
     def __init__(
@@ -80,17 +83,17 @@ class Windows:
         self.given_up = False
         self._latest: tuple[NDArray[np.int64], Tensor] | None = None  # the tokens of a plain step, and their rows
 
-    def open(self, width: int, numbers: Iterator[WindowRNG]) -> OpenedWindow:
+    def launch(self, width: int, plain_draws: Iterator[WindowRNG]) -> LaunchedWindow:
         """Proposes a window, and calls the target with it.
 
         Args:
             width: Tokens in the target call, the last accepted one included. Without the first, which is a plain step,
                 every row must have a token already.
-            numbers: The random numbers of plain steps, from `plain_numbers`.
+            plain_draws: The random numbers of plain steps, from `draws_of_plain_steps`.
         """
         state, meter = self.state, self.meter
         if width == 1:
-            draws, draft = next(numbers), NOTHING
+            draws, draft = next(plain_draws), NOTHING
             meter.clock.lap("other")
         else:
             # Keep one slot past the end, so that whether the last position is drafted does not depend on other rows.
@@ -101,16 +104,16 @@ class Windows:
             meter.clock.lap("drafter")
         logits = self._read(draft)
         meter.clock.lap("target")
-        return OpenedWindow(width, state.ids, draws, draft, logits)
+        return LaunchedWindow(width, state.ids, draws, draft, logits)
 
-    def verify(self, opened: OpenedWindow, following: int) -> Outcome:
+    def verify(self, window: LaunchedWindow, next_width: int) -> Outcome:
         """Verifies a window; one without drafts is sampled.
 
         Args:
-            opened: The window.
-            following: The width of the next window, most likely; 0 if that is unknown.
+            window: The window.
+            next_width: The width of the next window, most likely; 0 if that is unknown.
         """
-        return self._tested(self.sampler(opened.logits, opened.draws.positions), opened)
+        return self._tested(self.sampler(window.logits, window.draws.positions), window)
 
     def commit(self, verdict: Outcome) -> NDArray[np.int64]:
         """Appends the accepted tokens; returns the number of tokens that each row gained, host int64 [B]."""
@@ -138,16 +141,16 @@ class Windows:
         window = torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
         return read_window(self.target, window, state.before)
 
-    def _tested(self, p: Probs, opened: OpenedWindow) -> Outcome:
+    def _tested(self, p: Probs, window: LaunchedWindow) -> Outcome:
         rule = self.rule
-        if opened.draft is not NOTHING:
+        if window.draft is not NOTHING:
             rule = bind_features(rule, self.target, len(self.state.ids))
-        verdict = self.sampler.verify(p, opened.draft, rule, opened.draws)
+        verdict = self.sampler.verify(p, window.draft, rule, window.draws)
         self.meter.clock.lap("rule")
         return verdict
 
 
-def plain_numbers(state: BatchState, meter: Meter, count: int) -> Iterator[WindowRNG]:
+def draws_of_plain_steps(state: BatchState, meter: Meter, count: int) -> Iterator[WindowRNG]:
     """The random numbers of `count` plain steps, which are made at once, and again after rows have left."""
     ids, first = None, 0
     for n in range(count):

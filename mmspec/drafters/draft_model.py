@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mmspec.decoding.ahead import ReadsAhead, read_window, reads_ahead
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.open_window import RECENT
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import EarlyExit, SingleSlotTarget, Target
+from mmspec.decoding.window_inputs import RECENT
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.model_runner import at_slot
 from mmspec.errors import ArgumentError
@@ -47,7 +47,7 @@ class ModelDrafter:
         self._model = model
         self._sampler = sampler
         self._unread = unread
-        self._steps = -1  # single steps since the last proposal; -1, as `unread` covers the token after the prefill
+        self._steps = -1  # plain steps since the last proposal; -1, as `unread` covers the token after the prefill
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         if verdict.tokens.shape[1] == 1:
@@ -109,15 +109,15 @@ class ModelDrafter:
         """See `mmspec.decoding.ahead.DraftsAhead`; with more unread tokens the host has to know which ones."""
         return self._unread <= RECENT and reads_ahead(self._model)
 
-    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
+    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, next_draws: WindowRNG) -> Draft | None:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
         if self._steps or not self.calls:
             return None
         # After a window every running row has two tokens or more, so that the newest one is the last that is read.
         unread = state.recent(RECENT)
         newest = Numbers(np.full(len(state.ids), RECENT - 1))
-        read, count = partial(_slot_ahead, self._model), following.positions.host.shape[1] - 1
-        return self._chain(read, state.read(unread), unread, newest, count, following)
+        read, count = partial(_slot_ahead, self._model), next_draws.positions.host.shape[1] - 1
+        return self._chain(read, state.read(unread), unread, newest, count, next_draws)
 
     def _chain(
         self,

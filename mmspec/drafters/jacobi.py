@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.arguments import checked_call, has
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.foreign_parts import check_draft
 from mmspec.decoding.resources import DraftingContext
-from mmspec.drafters.choices import REFRESH, START, built_choice
-from mmspec.drafters.columns.token_init import ColumnInitDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
-from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
-from mmspec.drafters.kernel_drafts import WindowKernel
+from mmspec.drafters.init_drafter import InitDrafter, WindowKernel, forcing_frames, token_init
+from mmspec.drafters.recipe_info import Choice
+from mmspec.environment.importing import resolve
+from mmspec.errors import ArgumentError
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
@@ -101,14 +102,8 @@ class Jacobi:
         self._q: Probs | None = None
         self._accepted = Numbers(np.zeros(0, dtype=np.int64))
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
-        self._kernel: WindowKernel | None = None
-        if refresh is None:
-            if isinstance(continuation, InitDrafter):
-                self._kernel = continuation.kernel
-            elif isinstance(continuation, ColumnInitDrafter):
-                self._kernel = continuation.kernel if outer_layers is None else None
-            elif coupling is None and isinstance(continuation, WindowKernel):
-                self._kernel = continuation
+        kernel = getattr(continuation, "kernel", continuation if coupling is None else None)
+        self._kernel = kernel if refresh is None and isinstance(kernel, WindowKernel) else None
         self._p: Probs = torch.empty(0)
 
     @property
@@ -141,15 +136,12 @@ class Jacobi:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
         return self._kernel is not None and (self._outer_layers is None or self._outer_layers.reads_ahead)
 
-    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
+    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, next_draws: WindowRNG) -> Draft | None:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
         if self._kernel is None:
             return None
         # The kernels read the counts on the device, and do without tokens to reuse where there are none.
-        if isinstance(self._continuation, InitDrafter):
-            self._continuation.observe_ahead(verdict, state, draws)
-        else:
-            self._continuation.observe(verdict, state, draws)
+        self._continuation.observe(verdict, state, draws)
         tokens, q = None if self._coupling is None else self._coupling(verdict, state, draws), verdict.p
         if self._outer_layers is not None and self._coupling is not None and tokens is not None:
             coupled = self._outer_layers.couple_ahead(verdict, tokens, self._coupling, state, draws)
@@ -158,7 +150,7 @@ class Jacobi:
             tokens, q = coupled
             verdict.coupled_p = q
         verdict.coupled = tokens
-        return self._kernel.draft(state, following, verdict.p, tokens, q, verdict.counts)
+        return self._kernel.draft(state, next_draws, verdict.p, tokens, q, verdict.counts)
 
     def before_join(self, other: Jacobi, state: BatchState, other_state: BatchState) -> None:
         """See `mmspec.decoding.rows.HoldsRows`."""
@@ -253,3 +245,30 @@ def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
         found: ContinuationDrafter = built_choice(START, name, context.starts[name], context)
         return found
     return InitDrafter(token_init(context, name), forcing_frames(context.target))
+
+
+START, REFRESH = "start", "refresh"
+_MUST = {
+    START: ("a mmspec.decoding.drafter.ContinuationDrafter", has("calls", "extend", "observe")),
+    REFRESH: ("a mmspec.drafters.jacobi.CouplesToLayers", has("calls", "couple", "couple_ahead", "reads_ahead")),
+}
+
+
+def built_choice(knob: str, name: str, choice: Choice, context: DraftingContext) -> Any:
+    """What a value of a knob stands for, for this kind of token.
+
+    Args:
+        knob: `START` or `REFRESH`.
+        name: The value.
+        choice: What is known of it.
+        context: The recipe and the model.
+
+    Raises:
+        ArgumentError: If it is for another kind of token.
+        PluginError: If its builder returns something else.
+    """
+    kind, (must, fits) = context.layout.kind, _MUST[knob]
+    if kind not in choice.builders:
+        raise ArgumentError(f"{knob}={name} is for {' and '.join(choice.builders)}; this model generates {kind}")
+    builder = resolve(choice.builders[kind])
+    return checked_call(f"the builder of {knob}={name}", builder, context, must=must, fits=fits)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from mmspec.arguments.returned import checked_call, has
+from mmspec.arguments import checked_call, has
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FeatureTarget, FrameFeatureTarget, TreeTarget
 from mmspec.drafters.draft_model import draft_model_of

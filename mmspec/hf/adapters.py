@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmspec.errors import ArgumentError, did_you_mean
-from mmspec.registry import Info, by_name
-from mmspec.registry.expected import component
+from mmspec.registry import Info, by_name, component
 
 if TYPE_CHECKING:
     from mmspec.hf.plan import Plan, PlanRequest

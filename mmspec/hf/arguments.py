@@ -111,7 +111,6 @@ def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int
     """The number of new tokens, and the ids that end a row, for models that evaluate no other criteria.
 
     Args:
-        stopping_criteria: The stopping criteria of the call.
         prompt: Tokens of the prompt.
 
     Raises:
@@ -126,7 +125,6 @@ def read_stopping(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[i
     """The number of new tokens, the ids that end a row, and all other criteria.
 
     Args:
-        stopping_criteria: The stopping criteria of the call.
         prompt: Tokens of the prompt.
 
     Raises:

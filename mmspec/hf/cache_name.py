@@ -10,7 +10,7 @@ import inspect
 from functools import cache as cached
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.masking_utils import create_causal_mask
 
 NAMES = ("cache", "past_key_values")
@@ -24,6 +24,18 @@ def cache_input(module: Any, cache: Any) -> dict[str, Any]:
         cache: The KV cache, or None.
     """
     return {cache_name(module): cache}
+
+
+def run_decoder(decoder: Any, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+    """The last hidden states [R, W, D] of a decoder that reads embeddings [R, W, D] with a KV cache."""
+    hidden: Tensor = decoder(
+        inputs_embeds=embeds,
+        attention_mask=mask,
+        position_ids=positions,
+        use_cache=True,
+        **cache_input(decoder, cache),
+    ).last_hidden_state
+    return hidden
 
 
 def cache_name(module: Any) -> str:

@@ -20,9 +20,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.graph_capture import use_cuda_graphs
 from mmspec.decoding.kept_graphs import ROUND, with_kept_graphs
-from mmspec.decoding.layer_run import LayerRun
-from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
-from mmspec.decoding.target import EarlyExit, spread_layers
+from mmspec.decoding.target import EarlyExit, LayerRun, check_prompts, embed_with_prompts, spread_layers
 from mmspec.errors import ArgumentError
 from mmspec.hf.attention import refuse_flash_attention
 from mmspec.hf.cache_name import cache_input

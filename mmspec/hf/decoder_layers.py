@@ -129,7 +129,6 @@ def hooked_layers(
     that transformers installs to return hidden states stay in the model.
 
     Args:
-        decoder: The decoder.
         layers: The layers that run, by index, ascending.
         inputs: By layer that runs: its input [R, W, D] to what it reads instead.
     """

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.plain_modules import add_linear, is_plain
+from mmspec.decoding.target import LayerRun
 from mmspec.hf.grouped_queries import fold
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.kernels.backend import choose

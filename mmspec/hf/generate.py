@@ -213,7 +213,6 @@ class GenerateJob:
     """A call of `generate`, ready to be decoded.
 
     Attributes:
-        model: The model.
         adapter: The adapter of its class.
         vocab_size: The number of ids that the model's logits cover.
         request: The arguments of the call.

@@ -74,7 +74,6 @@ def refuse_call(model: Any, config: Any) -> None:
     """Checks what a call asks for, beside what its model is saved with.
 
     Args:
-        model: The model.
         config: The prepared `GenerationConfig`.
 
     Raises:

@@ -18,7 +18,6 @@ def count_table(
 
     Args:
         images: int64 [n, N], the new ids of earlier calls with the same arguments.
-        recipe: The recipe of the call.
         layout: The sequence to generate.
         first: The model's id of the loop's token 0.
         vocab_size: V.

@@ -106,8 +106,6 @@ def refuse_inputs(model: Any, request: PlanRequest, *known: str) -> None:
     """Checks that the adapter supports every input of the model.
 
     Args:
-        model: The model.
-        request: The request.
         known: Names of the inputs that the adapter uses.
 
     Raises:
@@ -160,11 +158,9 @@ def shared_vocabulary_plan(model: Any, decoder: Any, embed: Any, head: Any, requ
     Only the logits from the lowest to the highest allowed id are computed, unless a logits processor needs all.
 
     Args:
-        model: The model.
         decoder: See `mmspec.hf.causal_target.Backbone`.
         embed: Ids int64 [B, T] to embeddings.
         head: Hidden states to logits over all ids; a linear layer.
-        request: The request.
     """
     low, high = 0, logits_size(head)
     constraint = width = None

@@ -32,7 +32,6 @@ def refuse_unknown_inputs(
     """Checks that no input of a model would be lost.
 
     Args:
-        model: The model.
         inputs: Its inputs, as transformers prepared them.
         known: Names of the inputs that are read, besides those of every model.
         given: The keywords of the caller of `generate`; None if they are not known.

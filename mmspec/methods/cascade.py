@@ -54,7 +54,7 @@ class CascadeDrafter:
         return self._middle_calls + self._small.calls
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Shows single steps to the small drafter; after windows the inner loop begins anew at the batch's tokens."""
+        """Shows plain steps to the small drafter; after windows the inner loop begins anew at the batch's tokens."""
         if verdict.tokens.shape[1] == 1:
             self._small.observe(verdict, state, draws)
 

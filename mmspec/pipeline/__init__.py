@@ -1,9 +1,11 @@
-"""What pipelines that are not of diffusers have in common with those that are: a device, and settings."""
+"""What pipelines that are not of diffusers have in common with those that are: outputs, a device, and settings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from itertools import chain
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -11,6 +13,31 @@ from torch import Tensor, nn
 
 from mmspec.arguments import check_device
 from mmspec.errors import ArgumentError
+
+
+@dataclass(eq=False)
+class Output(Mapping[str, Any]):
+    """A data class that is also a mapping and a tuple: `output.seeds`, `output["seeds"]` and `output[2]` are the same.
+
+    diffusers' `BaseOutput` and transformers' `ModelOutput` are used in the same ways.
+    """
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        if not isinstance(key, str):
+            return self.to_tuple()[key]
+        if key not in list(self):
+            raise KeyError(key)
+        return getattr(self, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return (field.name for field in fields(self))
+
+    def __len__(self) -> int:
+        return len(fields(self))
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The values, in the order of the attributes."""
+        return tuple(getattr(self, name) for name in self)
 
 
 class Arguments(dict[str, Any]):
@@ -54,7 +81,7 @@ class ModelPipeline:
         move(self, torch.device(device))
         return self
 
-    def save_pretrained(self, save_directory: Any = None) -> None:
+    def save_pretrained(self, save_directory: str | Path) -> None:
         """Refused: these pipelines are loaded from the files that their models were published in."""
         raise ArgumentError(
             f"save_pretrained is not possible for a {type(self).__name__}: keep the files that mmspec.load read it from"

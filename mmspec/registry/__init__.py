@@ -19,14 +19,15 @@ What `mmspec.register` adds comes first, because it refuses such a name unless i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from mmspec.drafters.recipe_info import REFRESH_VALUES, START_VALUES, Choice
+from mmspec.arguments import shown
+from mmspec.drafters.recipe_info import REFRESH_VALUES, START_VALUES, Choice, RecipeInfo
 from mmspec.environment.importing import resolve
 from mmspec.errors import PluginError
 from mmspec.heads.info import HeadInfo
@@ -86,7 +87,6 @@ class Components(Mapping[str, T], Generic[T]):
     Args:
         own: The components of mmspec, which keep their names.
         group: The entry-point group.
-        kind: The class that the entry points must name.
         more: Other components, by name.
         kept: Other names of mmspec, which entry points do not take.
     """
@@ -95,11 +95,10 @@ class Components(Mapping[str, T], Generic[T]):
         self,
         own: Mapping[str, T],
         group: str,
-        kind: type[T],
         more: Mapping[str, T] | None = None,
         kept: Sequence[str] = (),
     ) -> None:
-        self._own, self._group, self._kind, self._more, self._kept = own, group, kind, more or {}, kept
+        self._own, self._group, self._more, self._kept = own, group, more or {}, kept
 
     def __getitem__(self, name: str) -> T:
         """The component of that name.
@@ -113,11 +112,8 @@ class Components(Mapping[str, T], Generic[T]):
             raise KeyError(name)
         if not isinstance(found, Info):
             return found
-        component = resolve(found.where)
-        if not isinstance(component, self._kind):
-            kind = f"{self._kind.__module__}.{self._kind.__name__}"
-            raise PluginError(f"plug-in {found.where!r} ({self._group}) must be a {kind}, not {component!r}")
-        return component
+        made: T = component(found, self._group)
+        return made
 
     def __contains__(self, name: object) -> bool:
         return any(name in layer for layer in self._layers())
@@ -157,19 +153,63 @@ HEADS: Mapping[str, HeadInfo] = MappingProxyType(
 
 def rules() -> Components[Rule]:
     """The acceptance rules of mmspec and of plug-ins, by name."""
-    return Components(RULES, "mmspec.rules", Rule)
+    return Components(RULES, "mmspec.rules")
 
 
 def heads() -> Components[HeadInfo]:
     """The kinds of trained drafters of mmspec and of plug-ins, by name."""
-    return Components(HEADS, "mmspec.heads", HeadInfo)
+    return Components(HEADS, "mmspec.heads")
 
 
 def starts() -> Components[Choice]:
     """The values of the knob `start` that the core does not have, by name."""
-    return Components(table.STARTS, "mmspec.starts", Choice, kept=(*START_VALUES, "model", *HEADS))
+    return Components(table.STARTS, "mmspec.starts", kept=(*START_VALUES, "model", *HEADS))
 
 
 def refreshes() -> Components[Choice]:
     """The values of the knob `refresh` that the core does not have, by name."""
-    return Components(table.REFRESHES, "mmspec.refreshes", Choice, kept=(*REFRESH_VALUES, "model", *HEADS))
+    return Components(table.REFRESHES, "mmspec.refreshes", kept=(*REFRESH_VALUES, "model", *HEADS))
+
+
+Expected = tuple[str, Callable[[Any], bool]]
+
+
+def _instance(kind: type[Any]) -> Expected:
+    return f"a {kind.__module__}.{kind.__name__}", lambda found: isinstance(found, kind)
+
+
+# By entry-point group: what a component must be, and whether an object is that.
+EXPECTED: Mapping[str, Expected] = MappingProxyType(
+    {
+        "mmspec.models": ("a function (device, dtype) that returns a pipeline", callable),
+        "mmspec.adapters": (
+            "a module or an object with the functions vocab_size and plan",
+            lambda found: all(callable(getattr(found, name, None)) for name in ("vocab_size", "plan")),
+        ),
+        "mmspec.drafters": ("a function (context) that returns a drafter", callable),
+        "mmspec.recipes": _instance(RecipeInfo),
+        "mmspec.rules": _instance(Rule),
+        "mmspec.heads": _instance(HeadInfo),
+        "mmspec.starts": _instance(Choice),
+        "mmspec.refreshes": _instance(Choice),
+        "mmspec.metrics": ("a function (extractor) that returns a metric", callable),
+    }
+)
+
+
+def component(found: str | Info, group: str) -> Any:
+    """A component by where it is, imported.
+
+    Args:
+        found: "module:attribute" of one of mmspec, an `Info` of another.
+        group: The entry-point group.
+
+    Raises:
+        PluginError: If it cannot be imported, or is not what its group requires.
+    """
+    if not isinstance(found, Info):
+        return resolve(found)
+    made, (must, fits) = resolve(found.where), EXPECTED[group]
+    if not fits(made):
+        raise PluginError(f"plug-in {found.where!r} ({group}) must be {must}, not {shown(made)}")
+    return made

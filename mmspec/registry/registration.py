@@ -10,8 +10,7 @@ from typing import Any, Literal, get_args
 
 from mmspec.arguments import check_flag, shown
 from mmspec.errors import ArgumentError, did_you_mean
-from mmspec.registry import REGISTERED, Info, installed, registered
-from mmspec.registry.expected import EXPECTED
+from mmspec.registry import EXPECTED, REGISTERED, Info, installed, registered
 
 Kind = Literal["model", "adapter", "drafter", "recipe", "rule", "metric", "head", "start", "refresh"]
 _LATEST = dict[tuple[str, str], "Registration"]()

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.sampling.precision import widest
-from mmspec.sampling.top_p import keep_top_p
+from mmspec.sampling.probs import widest
+from mmspec.sampling.truncation import keep_top_p
 
 FORBIDDEN = 1e4  # a logit reduced by this has probability 0 as long as another token is allowed
 NEVER = 1e-30

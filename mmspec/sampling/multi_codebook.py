@@ -20,8 +20,7 @@ from torch import Tensor
 from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.precision import widest
-from mmspec.sampling.probs import dense
+from mmspec.sampling.probs import dense, widest
 from mmspec.sampling.rejection import Draft, Verdict, ratio, sample, sample_many
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
 

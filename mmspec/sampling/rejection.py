@@ -20,8 +20,7 @@ from torch import Tensor
 from mmspec.errors import ModelError
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.precision import widest
-from mmspec.sampling.probs import Probs, dense
+from mmspec.sampling.probs import Probs, dense, widest
 from mmspec.sampling.transfers import copied
 
 INVALID = "the model gave logits that are not numbers (NaN), or forbade every token of a position"

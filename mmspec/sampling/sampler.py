@@ -25,8 +25,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, WindowRNG
-from mmspec.sampling.top_p import keep_top_p
-from mmspec.sampling.truncation import keep_min_p, keep_typical
+from mmspec.sampling.truncation import keep_min_p, keep_top_p, keep_typical
 
 if TYPE_CHECKING:
     from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict

@@ -198,7 +198,7 @@ class Tree:
         return Tree(np.concatenate(parents)[None], device)
 
 
-class TreeNumbers:
+class TreeDraws:
     """The positions and the random numbers of a tree in a batch.
 
     Args:
@@ -313,7 +313,7 @@ class TreeDraft:
         tree: The shape.
         tokens: int64 [B, m], the tokens of the nodes.
         siblings: How siblings were sampled.
-        numbers: The positions and the random numbers of the tree, where the drafter has used them.
+        draws: The positions and the random numbers of the tree, where the drafter has used them.
         window: int64 [B, 1 + m], the last token of each row and the nodes, where a kernel has written them next to each
             other.
     """
@@ -321,5 +321,5 @@ class TreeDraft:
     tree: Tree
     tokens: Tensor
     siblings: Siblings
-    numbers: TreeNumbers | None = None
+    draws: TreeDraws | None = None
     window: Tensor | None = None

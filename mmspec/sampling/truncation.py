@@ -1,9 +1,100 @@
-"""Truncation of a target distribution by min-p and by local typicality, after temperature, top-k and top-p."""
+"""Truncation of a target distribution after temperature and top-k: by top-p (nucleus), min-p and local typicality."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+_PRESELECTED = 2048  # tokens that are sorted first on a CPU
+_MARGIN = 1e-5  # of a running sum in float32, whose rounding errors are smaller
+
+
+def keep_top_p(p: Tensor, top_p: Tensor, inplace: bool = False) -> Tensor:
+    """Keeps, in descending order, every token before which less than `top_p` of the mass lies, and renormalizes.
+
+    Of equally likely tokens the one with the lower id comes first.
+
+    Args:
+        p: float32 [..., V].
+        top_p: Broadcasts against `p`; 1 keeps all.
+        inplace: Whether the result may overwrite `p`.
+    """
+    if p.device.type != "cpu":
+        ordered, index = p.sort(dim=-1, descending=True, stable=True)
+        dropped = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, index, _is_dropped(ordered, top_p))
+    else:
+        rows = p.detach().flatten(0, -2)
+        limits = top_p.expand(*p.shape[:-1], 1).flatten(0, -2)
+        dropped = torch.from_numpy(_dropped(rows.numpy(), limits)).view(p.shape)
+    dropped &= top_p < 1
+    kept = p.masked_fill_(dropped, 0.0) if inplace else p.masked_fill(dropped, 0.0)
+    total = kept.sum(-1, keepdim=True).masked_fill(top_p >= 1, 1.0)
+    return kept.div_(total) if inplace else kept / total
+
+
+def _is_dropped(ordered: Tensor, top_p: Tensor) -> Tensor:
+    """Which tokens of a distribution in descending order are dropped."""
+    before = ordered.cumsum(-1) - ordered
+    return (before >= top_p) & (before > 0)
+
+
+def _dropped(p: NDArray[np.float32], top_p: Tensor) -> NDArray[np.bool_]:
+    """Which tokens of distributions are dropped, bool [R, V], the same as by `_is_dropped`.
+
+    The nucleus is found by the values of its tokens, of which only the largest are sorted: a sort of a whole
+    vocabulary with its ids takes about eight times as long.
+
+    Args:
+        p: [R, V].
+        top_p: float32 [R, 1].
+    """
+    vocab = p.shape[1]
+    if vocab <= _PRESELECTED:
+        return _beyond_nucleus(p, np.sort(p, axis=-1), top_p)
+    largest = np.sort(np.partition(p, vocab - _PRESELECTED, axis=-1)[:, -_PRESELECTED:], axis=-1)
+    # Tokens that are not preselected are dropped for certain where the others have more mass than top_p.
+    enough = _before_last(largest) > top_p.numpy()[:, 0] + _MARGIN
+    if enough.all():
+        return _beyond_nucleus(p, largest, top_p)
+    dropped = np.empty(p.shape, dtype=bool)
+    dropped[enough] = _beyond_nucleus(p[enough], largest[enough], top_p[enough])
+    short = ~enough
+    dropped[short] = _beyond_nucleus(p[short], np.sort(p[short], axis=-1), top_p[short])
+    return dropped
+
+
+def _before_last(ascending: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The mass of all values but the least, float64 [R]."""
+    mass: NDArray[np.float64] = ascending[:, 1:].sum(-1, dtype=np.float64)
+    return mass
+
+
+def _beyond_nucleus(p: NDArray[np.float32], largest: NDArray[np.float32], top_p: Tensor) -> NDArray[np.bool_]:
+    """Which tokens are dropped, bool [R, V].
+
+    Args:
+        p: [R, V].
+        largest: The largest values of each row in ascending order, at least those of the nucleus and one more, or all.
+        top_p: float32 [R, 1].
+    """
+    ordered = torch.from_numpy(largest[:, ::-1].copy())
+    is_dropped = _is_dropped(ordered, top_p).numpy()
+    count = (~is_dropped).sum(-1, keepdims=True)  # tokens in the nucleus, at least one
+    least = np.take_along_axis(largest, largest.shape[1] - count, axis=-1)
+    # A sum that is rounded may pass top_p twice, and NaN is less than nothing: both need the ranks of all tokens.
+    odd = (is_dropped != (np.arange(largest.shape[1]) >= count)).any(-1) | np.isnan(least[:, 0])
+    dropped = p < least
+    tied = ((~dropped).sum(-1) != count[:, 0]) & (least[:, 0] > 0)
+    for row in np.flatnonzero(tied & ~odd):
+        last = np.flatnonzero(p[row] == least[row])
+        dropped[row, last[int(count[row, 0] - (p[row] > least[row]).sum()) :]] = True
+    if odd.any():
+        values, index = torch.from_numpy(p[odd]).sort(dim=-1, descending=True, stable=True)
+        ranked = _is_dropped(values, top_p[torch.from_numpy(odd)])
+        dropped[odd] = torch.zeros_like(ranked).scatter_(-1, index, ranked).numpy()
+    return dropped
 
 
 def keep_min_p(p: Tensor, min_p: Tensor) -> Tensor:

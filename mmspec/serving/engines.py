@@ -26,11 +26,7 @@ def new_engine(pipe: Any, recipe: str, max_rows: int, max_waiting: int) -> Runni
 
 
 class RunningBatch:
-    """An `mmspec.batching.async_engine.AsyncEngine`, as the server uses it; see `mmspec.serving.generation.Engine`.
-
-    Args:
-        engine: The engine.
-    """
+    """An `mmspec.batching.async_engine.AsyncEngine`, as the server uses it; see `mmspec.serving.generation.Engine`."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine

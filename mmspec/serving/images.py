@@ -31,8 +31,6 @@ class ImageJob:
     """An image request that has been checked.
 
     Args:
-        model: The model.
-        request: The request.
         accounting: Counts what the request does.
         address: The address of an image file; its argument is the content.
         sizes: Sizes in place of those that the model does not have.

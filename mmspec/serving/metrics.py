@@ -69,11 +69,7 @@ class ServerMetrics:
 
 
 class EngineCollector:
-    """Reads the statistics of the models' engines when they are asked for.
-
-    Args:
-        models: The models.
-    """
+    """Reads the statistics of the models' engines when they are asked for."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = models

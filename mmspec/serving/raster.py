@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from PIL import Image
@@ -44,21 +44,6 @@ def size_of(text: str | None) -> tuple[int, int] | None:
         return None
     width, _, height = str(text).partition("x")
     return int(height), int(width)
-
-
-class Previews(Protocol):
-    """An image pipeline that shows images that are not complete.
-
-    Attributes:
-        grid: Rows and columns of tokens.
-    """
-
-    @property
-    def grid(self) -> tuple[int, int]: ...
-
-    def preview(self, tokens: Tensor) -> Image.Image:
-        """The image of the tokens that have been given out so far, [n, *cell]; n may be 0."""
-        ...
 
 
 def check_served(pipe: Any, name: str) -> None:

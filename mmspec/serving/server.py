@@ -24,7 +24,6 @@ class DrainingServer(uvicorn.Server):
     running ones have finished, or at the end of `ServerSettings.drain_seconds`. A second signal stops it at once.
 
     Args:
-        application: The application.
         end: Called at a second signal.
     """
 
@@ -98,7 +97,6 @@ def serve(application: Application, listener: socket.socket) -> None:
     """Serves until a signal.
 
     Args:
-        application: The application.
         listener: The socket.
     """
 

@@ -34,8 +34,6 @@ class SpeechJob:
     """A speech request that has been checked.
 
     Args:
-        model: The model.
-        request: The request.
         accounting: Counts what the request does.
         settings: What the server allows.
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from batch_states import batch_states
 from fake_targets import made_targets, problems, traced_frame, traced_reads
-from frame_runs import decode_frame_windows
 from recorded_calls import Recordings, recorded_graphs
 from tiny_kyutai import BOOKS, Words, kyutai, prefix, prefix_config, voice, write
 from torch import Tensor
@@ -69,10 +68,7 @@ def prompted(model: KyutaiTTS, number: int, ahead: int = 0) -> KyutaiFrames:
 def frames(model: KyutaiTTS, number: int, recipe: str = "plain", ahead: int = 0) -> Tensor:
     sampling = HOT if model.config.voice is not None else GUIDED
     begun, spec = prompted(model, number, ahead), frame_spec(model, LENGTH, sampling)
-    if ahead:
-        made = decode_frame_windows(begun, parse(recipe), spec, [3, 4], ahead).frames
-    else:
-        made = decode_frames(begun, parse(recipe), spec, [3, 4]).frames
+    made = decode_frames(begun, parse(recipe), spec, [3, 4], ahead=ahead).frames
     del begun
     gc.collect()
     return made

@@ -20,7 +20,6 @@ import torch
 from batch_states import batch_states
 from captures import Captures
 from csm_joint import FIRST, REST
-from frame_runs import decode_frame_windows
 from torch import Tensor, nn
 
 import mmspec
@@ -110,10 +109,7 @@ class Moshi:
 
 
 def decoded(model: Any, recipe: str, spec: FrameSpec, ahead: int, draft: Any, on_step: Any = None) -> Tensor:
-    if ahead:
-        made = decode_frame_windows(model, parse(recipe), spec, [3, 4], ahead, draft, on_step).frames
-    else:
-        made = decode_frames(model, parse(recipe), spec, [3, 4], draft, on_step).frames
+    made = decode_frames(model, parse(recipe), spec, [3, 4], draft, on_step, ahead=ahead).frames
     del model, draft
     gc.collect()
     return made

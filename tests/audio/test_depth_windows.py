@@ -8,7 +8,6 @@ import pytest
 import tiny_speech as tiny
 import torch
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
-from frame_runs import decode_frame_windows
 
 import mmspec
 from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
@@ -62,8 +61,8 @@ def test_all_frames_share_one_controller() -> None:
     assert isinstance(controller, AdaptiveWindow)
     # The clock decides whether a width of 2 is tried twice, which its rate takes.
     assert {1, 2} <= controller.tried, "both widths were tried, over several frames"
-    ahead = decode_frame_windows(
-        frames_of(model, 1, 6, 3), parse("scd:window=auto"), spec, [0], 3, adaptive_windows=windows
+    ahead = decode_frames(
+        frames_of(model, 1, 6, 3), parse("scd:window=auto"), spec, [0], ahead=3, adaptive_windows=windows
     )
     assert torch.equal(ahead.frames, plain.frames)
     controllers = [each for each in windows.values() if isinstance(each, AdaptiveWindow)]

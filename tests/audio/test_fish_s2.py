@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frame_models import frames_by, random_head, until
-from frame_runs import decode_frame_windows
+from frame_models import distance_of_two_frames, frames_by, joint_of_two_frames, random_head, until
 from tiny_fish_codec import PUBLISHED as CODEC
 from tiny_fish_codec import add_codec, codes, recording, weights
 from tiny_fish_codec import shapes as codec_shapes
@@ -117,44 +116,19 @@ def small() -> FishS2:
     return model.eval().requires_grad_(False)
 
 
-def joint(model: FishS2) -> Tensor:
-    """Probabilities of all sequences of 2 frames of 2 codes of 3 or of the end, float64 [100], from whole passes."""
-    frames = torch.cat([torch.cartesian_prod(torch.arange(3), torch.arange(3)), torch.tensor([[3, 0]])])
-    total, at = torch.zeros(10, 10, dtype=torch.float64), np.zeros(10, dtype=np.int64)
-    target = FrameTarget(*few(model, 10, 1), 10, 2)
-    first = target.prefill().cond.exp()[:, -1, :4].double()
-    after = target.forward(frames, at).cond.exp()[..., :4].double()
-    for i, frame in enumerate(frames.tolist()):
-        begins = first[0, frame[0]] * (1.0 if frame[0] == 3 else after[i, 0, frame[1]])
-        if frame[0] == 3:
-            total[i, 9] = begins
-            continue
-        second = FrameTarget(*few(model, 10, 1), 10, 2)
-        second.prefill()
-        probs = second.forward(torch.cat([torch.tensor([frame] * 10), frames], dim=1), at).cond.exp()[..., :4].double()
-        for j, other in enumerate(frames.tolist()):
-            total[i, j] = begins * probs[j, 1, other[0]] * (1.0 if other[0] == 3 else probs[j, 2, other[1]])
-    return total.flatten()
-
-
 @pytest.mark.parametrize(("recipe", "ahead"), [("scd:window=2", 0), ("recycle", 2)])
 def test_samples_follow_its_distribution(small: FishS2, recipe: str, ahead: int) -> None:
     """The limit is five standard deviations above the noise floor of 3,000 samples; a twin forgets the penalty."""
     with torch.inference_mode():
-        expected = joint(small)
+        expected = joint_of_two_frames(lambda: FrameTarget(*few(small, 10, 1), 10, 2))
     assert abs(float(expected.sum()) - 1) < 1e-5
     rows = 3_000
     floor, spread = noise_floor(expected, rows)
 
     def distance(penalty: float) -> float:
         prompted, spec = few(small, rows, ahead, penalty)
-        if ahead:
-            frames = decode_frame_windows(prompted, parse(recipe), spec, range(rows), ahead).frames
-        else:
-            frames = decode_frames(prompted, parse(recipe), spec, range(rows)).frames
-        number = torch.where(frames[..., 0] == 3, 9, frames[..., 0] * 3 + frames[..., 1])
-        made = torch.bincount(number[:, 0] * 10 + number[:, 1], minlength=100).double() / rows
-        return float((made - expected).abs().sum() / 2)
+        made = decode_frames(prompted, parse(recipe), spec, range(rows), ahead=ahead)
+        return distance_of_two_frames(made, expected)
 
     limit = floor + 5 * spread
     assert distance(3.0) < limit

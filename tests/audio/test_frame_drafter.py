@@ -11,13 +11,13 @@ import tiny_speech as tiny
 import torch
 import torch.nn.functional as F
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
-from frame_runs import decode_frame_windows
 from tiny_fish_codec import add_codec
 from tiny_fish_s2 import fish_s2
 from torch import Tensor
 
 import mmspec
 from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.depth.frame_windows import frames_ahead
 from mmspec.audio.models.csm.decoding import CsmFrames, generate_ahead
 from mmspec.audio.wave import write_audio
@@ -72,7 +72,7 @@ def sample(recipe: str, batch_size: int) -> tuple[Tensor, Tensor]:
     embeds = model.embed_text_tokens(PROMPTS[1:]).detach().expand(batch_size, -1, -1)
     prompted = CsmFrames(model, embeds, torch.ones(batch_size, 4, dtype=torch.bool), 2, 2)
     heads = {"frame": random_head(3, 2)}
-    out = decode_frame_windows(prompted, parse(recipe), spec, range(batch_size), 2, heads=heads)
+    out = decode_frames(prompted, parse(recipe), spec, range(batch_size), ahead=2, heads=heads)
     assert out.stats.tokens_per_call > 1
     made = F.pad(out.frames, (0, 0, 0, 2 - out.frames.shape[1]), value=1)
     numbers = (made.flatten(1) * 2 ** torch.arange(5, -1, -1)).sum(1)

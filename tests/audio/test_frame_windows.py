@@ -9,11 +9,11 @@ import pytest
 import tiny_speech as tiny
 import torch
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
-from frame_runs import decode_frame_windows
 from torch import Tensor
 
 import mmspec
 from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.depth.frame_windows import FrameTarget
 from mmspec.audio.models.csm.decoding import CsmFrames, generate_ahead
 from mmspec.errors import ArgumentError
@@ -50,7 +50,7 @@ def test_target_calls_of_a_perfect_draft() -> None:
     ]
     spec = FrameSpec(7, None, 0, SamplingParams(1.0), SamplingParams(1.0))
     draft = prompted(tiny.csm(), 1, 7, 2)  # the same weights, without the hooks
-    made = decode_frame_windows(prompted(model, 1, 7, 2), parse("draft"), spec, [3], 2, draft)
+    made = decode_frames(prompted(model, 1, 7, 2), parse("draft"), spec, [3], draft, ahead=2)
     for hook in hooks:
         hook.remove()
     assert made.frames.shape == (1, 7, 4) and made.stats.acceptance == [1.0] * 8
@@ -61,7 +61,7 @@ def sample(model: Any, recipe: str, batch_size: int) -> Tensor:
     spec = FrameSpec(2, lambda f: (f[..., :-1] == 0).all(-1), 1, FIRST, REST)
     small = tiny.csm(7, codebooks=3, codes=2, layers=1)
     draft = prompted(small, batch_size, 2, 2) if recipe == "draft" else None
-    out = decode_frame_windows(prompted(model, batch_size, 2, 2), parse(recipe), spec, range(batch_size), 2, draft)
+    out = decode_frames(prompted(model, batch_size, 2, 2), parse(recipe), spec, range(batch_size), draft, ahead=2)
     assert out.stats.tokens_per_call > 1
     made = torch.nn.functional.pad(out.frames, (0, 0, 0, 2 - out.frames.shape[1]), value=1)
     return torch.bincount((made.flatten(1) * 2 ** torch.arange(5, -1, -1)).sum(1), minlength=64).double() / batch_size

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tiny_heartmula as tiny
 import torch
-from frame_runs import decode_frame_windows
 from tiny_chatterbox import Levels
 from torch import Tensor
 
@@ -120,10 +119,7 @@ def test_samples_follow_the_guided_distribution(recipe: str, ahead: int, tmp_pat
     for depth, broken in ((GUIDED, False), (SamplingParams(1.2, top_p=0.95), True)):
         spec = FrameSpec(2, None, 0, GUIDED, depth)
         prompted = HeartMuLaFrames(model, [prompt] * rows, 2, ahead)
-        if ahead:
-            frames = decode_frame_windows(prompted, parse(recipe), spec, range(rows), ahead).frames
-        else:
-            frames = decode_frames(prompted, parse(recipe), spec, range(rows)).frames
+        frames = decode_frames(prompted, parse(recipe), spec, range(rows), ahead=ahead).frames
         made = torch.bincount((frames.flatten(1) * place).sum(1), minlength=81).double() / rows
         distance, limit = float((made - expected).abs().sum() / 2), floor + 5 * spread
         assert distance > 2 * limit if broken else distance < limit

@@ -12,7 +12,6 @@ import tiny_codecs
 import torch
 import torch.nn.functional as F
 from frame_models import random_head
-from frame_runs import decode_frame_windows
 from tiny_kyutai import BOOKS, CODES, CONTROL, VOICE, Codec, Words, config, kyutai, prefix, prefix_config, voice, write
 from torch import Tensor
 
@@ -97,7 +96,7 @@ def decoded(model: KyutaiTTS, recipe: str, sampling: SamplingParams, ahead: int)
     if not ahead:
         return decode_frames(begun, parse(recipe), spec, [0, 1, 2]).frames
     heads = {"frame": head_of(model)}
-    made = decode_frame_windows(begun, parse(recipe), spec, [0, 1, 2], ahead, heads=heads)
+    made = decode_frames(begun, parse(recipe), spec, [0, 1, 2], ahead=ahead, heads=heads)
     return made.frames
 
 
@@ -305,7 +304,7 @@ def distance(model: KyutaiTTS, recipe: str, ahead: int, expected: Tensor) -> flo
     begun = frames_of(model, SAMPLES, ahead)
     spec, seeds = frame_spec(model, LENGTH, begun._sampling), range(SAMPLES)
     if ahead:
-        made = decode_frame_windows(begun, parse(recipe), spec, seeds, ahead, heads={"frame": head_of(model)})
+        made = decode_frames(begun, parse(recipe), spec, seeds, ahead=ahead, heads={"frame": head_of(model)})
         assert made.stats.tokens_per_call > 1
     else:
         made = decode_frames(begun, parse(recipe), spec, seeds)
@@ -374,7 +373,7 @@ def test_windows_reach_past_an_end_at_given_codes(length: int, public: Path) -> 
         begun, spec = prompted(model, GOLDEN["texts"], sampling, ahead), frame_spec(model, length, sampling)
         seeds, heads = [0, 1, 2], {"frame": head_of(model)}
         if ahead:
-            found.append(decode_frame_windows(begun, parse(recipe), spec, seeds, ahead, heads=heads))
+            found.append(decode_frames(begun, parse(recipe), spec, seeds, ahead=ahead, heads=heads))
         else:
             found.append(decode_frames(begun, parse(recipe), spec, seeds))
     assert (begun.given_codes(np.full((3, 1), length - 1)) >= 0).any()
@@ -411,7 +410,7 @@ def test_drafts_have_what_is_forced(
     def calls() -> int:
         seen[:] = [0, 0]
         begun, spec = prompted(model, GOLDEN["texts"], sampling, 2), frame_spec(model, 20, sampling)
-        made = decode_frame_windows(begun, parse("frame"), spec, [0, 1, 2], 2, heads={"frame": head_of(model)})
+        made = decode_frames(begun, parse("frame"), spec, [0, 1, 2], ahead=2, heads={"frame": head_of(model)})
         return made.stats.nfe
 
     aware = calls()

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frame_models import frames_by, random_head, until
-from frame_runs import decode_frame_windows
+from frame_models import distance_of_two_frames, frames_by, joint_of_two_frames, random_head, until
 from tiny_moss import Codec
 from tiny_moss_local import BOOKS, CODES, KINDS, WIDTH, config, moss_local
 from torch import Tensor
@@ -95,31 +94,6 @@ def test_distributions_are_its_own(recorded: tuple[str, Path]) -> None:
 SAMPLED = SamplingParams(3.0, 2)
 
 
-def joint(model: MossLocal, prompt: tuple[Tensor, Tensor]) -> Tensor:
-    """Probabilities of all sequences of 2 frames of 2 codes of 3 or of the end, from whole passes, float64 [16 * 16].
-
-    Its last frame is one that ends where the length does; a frame after the end is the end.
-    """
-    frames = torch.cat([torch.cartesian_prod(torch.arange(3), torch.arange(3)), torch.tensor([[3, 0]])])
-    total = torch.zeros(10, 10, dtype=torch.float64)
-    target = FrameTarget(MossLocalFrames(model, [prompt] * 10, 2, SAMPLED, 1), frame_spec(model, 2, SAMPLED), 10, 2)
-    first = target.prefill().cond.exp()[:, -1, :4].double()
-    after = target.forward(frames, np.zeros(10, dtype=np.int64)).cond.exp()[..., :4].double()
-    for i, frame in enumerate(frames.tolist()):
-        begins = first[0, frame[0]] * (1.0 if frame[0] == 3 else after[i, 0, frame[1]])
-        if frame[0] == 3:
-            total[i, 9] = begins
-            continue
-        second = FrameTarget(MossLocalFrames(model, [prompt] * 10, 2, SAMPLED, 1), frame_spec(model, 2, SAMPLED), 10, 2)
-        second.prefill()
-        both = torch.cat([torch.tensor([frame] * 10), frames], dim=1)
-        probs = second.forward(both, np.zeros(10, dtype=np.int64)).cond.exp()[..., :4].double()
-        for j, next_frame in enumerate(frames.tolist()):
-            codes = 1.0 if next_frame[0] == 3 else probs[j, 2, next_frame[1]]
-            total[i, j] = begins * probs[j, 1, next_frame[0]] * codes
-    return total.flatten()
-
-
 @pytest.mark.parametrize(("recipe", "ahead"), [("scd:window=2", 0), ("recycle", 2)])
 def test_samples_follow_its_distribution(
     recipe: str, ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,22 +104,21 @@ def test_samples_follow_its_distribution(
     """
     model = small(tmp_path)
     prompt = (torch.tensor([1, 3, 30]), torch.full((3, 2), 3))
+
+    def begun(rows: int, ahead: int) -> tuple[MossLocalFrames, Any]:
+        return MossLocalFrames(model, [prompt] * rows, 2, SAMPLED, ahead), frame_spec(model, 2, SAMPLED)
+
     with torch.inference_mode():
-        expected = joint(model, prompt)
+        expected = joint_of_two_frames(lambda: FrameTarget(*begun(10, 1), 10, 2))
     assert abs(float(expected.sum()) - 1) < 1e-5
     rows = 5_000
     floor, spread = noise_floor(expected, rows)
     limit = floor + 5 * spread
 
     def distance() -> float:
-        prompted, spec = MossLocalFrames(model, [prompt] * rows, 2, SAMPLED, ahead), frame_spec(model, 2, SAMPLED)
-        if ahead:
-            frames = decode_frame_windows(prompted, parse(recipe), spec, range(rows), ahead).frames
-        else:
-            frames = decode_frames(prompted, parse(recipe), spec, range(rows)).frames
-        number = torch.where(frames[..., 0] == 3, 9, frames[..., 0] * 3 + frames[..., 1])
-        made = torch.bincount(number[:, 0] * 10 + number[:, 1], minlength=100).double() / rows
-        return float((made - expected).abs().sum() / 2)
+        prompted, spec = begun(rows, ahead)
+        made = decode_frames(prompted, parse(recipe), spec, range(rows), ahead=ahead)
+        return distance_of_two_frames(made, expected)
 
     assert distance() < limit
     real = FirstToken.__call__

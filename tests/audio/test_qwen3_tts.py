@@ -5,7 +5,6 @@ from __future__ import annotations
 import golden_qwen3_tts as golden
 import pytest
 import torch
-from frame_runs import decode_frame_windows
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
@@ -46,10 +45,7 @@ def test_greedy_codes_are_the_originals(case: golden.Case, recipe: str, ahead: i
     """Rows of different prompts, which end at different frames; with the repetition penalty."""
     spec = FrameSpec(FRAMES, frame_ends(golden.model()), golden.model().config.codes, GREEDY, GREEDY)
     model, seeds = case.frames(FRAMES, ahead), list(range(case.count))
-    if ahead:
-        made = decode_frame_windows(model, parse(recipe), spec, seeds, ahead).frames
-    else:
-        made = decode_frames(model, parse(recipe), spec, seeds).frames
+    made = decode_frames(model, parse(recipe), spec, seeds, ahead=ahead).frames
     for row in range(case.count):
         assert torch.equal(until_end(made[row]), golden.expected()[f"{case.name}.codes.{row}"])
 
@@ -114,10 +110,7 @@ def samples(recipe: str, ahead: int, batch_size: int, penalty: float | None = No
     )
     spec = FrameSpec(3, frame_ends(model), model.config.codes, first, rest)
     frames = joint_frames(batch_size, ahead, settings["repetition_penalty"] if penalty is None else penalty)
-    if ahead:
-        made = decode_frame_windows(frames, parse(recipe), spec, range(batch_size), ahead).frames
-    else:
-        made = decode_frames(frames, parse(recipe), spec, range(batch_size)).frames
+    made = decode_frames(frames, parse(recipe), spec, range(batch_size), ahead=ahead).frames
     ended = made[:, 2, 0] == model.config.codes
     made[:, 2] = torch.where(ended[:, None], torch.tensor([model.config.eos, 0]), made[:, 2])
     own = golden.expected(folder)["sequences"]

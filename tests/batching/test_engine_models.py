@@ -14,7 +14,7 @@ from torch import Tensor
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.batching.engine import Engine
 from mmspec.hf import causal_target
-from mmspec.vision.llamagen import graph_cache
+from mmspec.vision.llamagen import target as llamagen_target
 
 # diffusers hands tensors to NumPy in its solver.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -85,7 +85,7 @@ def test_rows_join_columns_with_captured_calls(name: str, tmp_path: Path, monkey
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4"])
 def test_rows_join_targets_with_captured_calls(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU captured calls run eagerly, through the same buffers and places of rows as on a CUDA device."""
-    monkeypatch.setattr(graph_cache, "use_cuda_graphs", lambda device: True)
+    monkeypatch.setattr(llamagen_target, "use_cuda_graphs", lambda device: True)
     pipe = CASES["llamagen"].make(Path())
     pipe.set_progress_bar_config(disable=True)
     labels = [3, 1, 4, 1, 5, 0, 2]

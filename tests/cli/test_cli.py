@@ -18,7 +18,6 @@ from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import Step
 from mmspec.errors import PromptError, UnknownNameError
 from mmspec.recipes import Recipe
-from mmspec.vision.shapes import generator
 
 PROMPT = "a red circle, \u00e9\u4e2d"
 LENGTH = 8  # tokens per image of `Pipe`
@@ -70,7 +69,6 @@ def pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipe:
         return pipe
 
     monkeypatch.setattr(mmspec, "load", load, raising=False)
-    monkeypatch.setattr(generator, "load", lambda **options: pipe)
     monkeypatch.chdir(tmp_path)
     return pipe
 

@@ -22,6 +22,32 @@ COMMANDS = [
     ["speak", "the red door", "-o", "d.wav"],
 ]
 
+LOADING = """
+import sys, mmspec
+
+pipe = mmspec.load("shapes")
+pipe.set_progress_bar_config(disable=True)
+pipe("a red circle", recipe="table", seed=0)
+print("mmspec.heads.checkpoint" in sys.modules)
+for name in ("scenes", "shapes-latent", "spoken"):
+    mmspec.load(name)
+print(*sys.modules)
+"""
+
+
+def test_python_loads_the_models_of_the_package_as_quickly_as_commands() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    head_of_shapes, modules = done.stdout.splitlines()
+    assert head_of_shapes == "False"  # which no recipe but `eagle` needs
+    assert not [name for name in modules.split() if name.startswith(HEAVY)]
+
 
 def test_commands_import_nothing_heavy(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fake_pipe import classifier
 from PIL import Image
+from train_shapes.render import render
 
 from mmspec.cli.app import main
 from mmspec.metrics import metric
@@ -21,7 +22,6 @@ from mmspec.metrics.image.frechet import frechet_distance
 from mmspec.vision.png import write_png
 from mmspec.vision.shapes.domain import sample_scene
 from mmspec.vision.shapes.grammar import describe
-from mmspec.vision.shapes.render import render
 
 
 @pytest.fixture

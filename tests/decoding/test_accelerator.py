@@ -14,7 +14,7 @@ import torch
 
 from mmspec.sampling import transfers
 from mmspec.sampling.numbers import upload
-from mmspec.sampling.precision import widest
+from mmspec.sampling.probs import widest
 from mmspec.sampling.rng import CounterRNG
 
 

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.rows import join_rows, select_rows
+from mmspec.decoding.to_end import decode_to_end
+from mmspec.decoding.window_policy import FixedWindow
+from mmspec.recipes import parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.toys import ToyTarget, toy_resources
 
 CPU = torch.device("cpu")
 
@@ -28,3 +34,22 @@ def test_rows_write_to_their_own_places(append: bool) -> None:
     else:
         state.commit(torch.tensor([[20, 21], [70, 71]]), np.array([0, 0]))
     assert [state.tokens(row).tolist() for row in (1, 0)] == [[2, 20], [7, 70]]
+
+
+class Together(FixedWindow):
+    """A policy by which the rows advance together."""
+
+    def together(self) -> bool:
+        return True
+
+
+def test_rows_of_trees_advance_at_their_own_pace_under_any_policy() -> None:
+    layout, seeds, samplings = Layout(8), [0, 1, 2], [SamplingParams()] * 3
+    recipe = parse("tree:branch=2/1")
+    found = []
+    for policy in (FixedWindow(recipe.window), Together(recipe.window)):
+        rows = PreparedRows(ToyTarget(3, 3, 8, 0), layout, samplings, toy_resources(3, 3, layout, 0, samplings))
+        batch = rows.batch(recipe, seeds)
+        batch.use(policy)
+        found.append(decode_to_end(batch).tokens)
+    assert torch.equal(*found)

@@ -165,7 +165,7 @@ def test_the_prefill_is_that_of_the_rows_that_are_left(device: torch.device) -> 
 
 def test_images_reuse_the_graphs_of_earlier_ones(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt = llamagen(device)
-    from mmspec.vision.llamagen import graph_cache
+    from mmspec.vision.llamagen import target as llamagen_target
     from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 
     pipe = LlamaGenPipeline(gpt)
@@ -176,10 +176,10 @@ def test_images_reuse_the_graphs_of_earlier_ones(device: torch.device, monkeypat
         gc.collect()
         return pipe(class_labels=label, recipe=recipe, seed=0, **settings).tokens
 
-    monkeypatch.setattr(graph_cache, "use_cuda_graphs", lambda device: False)
+    monkeypatch.setattr(llamagen_target, "use_cuda_graphs", lambda device: False)
     wanted = [tokens(label) for label in (1, 2)]
     assert not torch.equal(*wanted) and not len(KeptGraphs.of(gpt))
-    monkeypatch.setattr(graph_cache, "use_cuda_graphs", lambda device: True)
+    monkeypatch.setattr(llamagen_target, "use_cuda_graphs", lambda device: True)
     found = [tokens(label) for label in (1, 2)]
     (kept,) = KeptGraphs.of(gpt)._free
     count = len(kept.graphs._calls)
@@ -193,7 +193,7 @@ def test_images_reuse_the_graphs_of_earlier_ones(device: torch.device, monkeypat
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=3"])
 def test_blocks_of_tokens_are_captured(recipe: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block is one token of a window; later images replay the calls of the first."""
-    from mmspec.vision.llamagen import graph_cache
+    from mmspec.vision.llamagen import target as llamagen_target
     from mmspec.vision.llamagen.blocks import BlockTransformer
 
     torch.manual_seed(0)
@@ -201,9 +201,9 @@ def test_blocks_of_tokens_are_captured(recipe: str, device: torch.device, monkey
     labels, uncond = torch.tensor([1, 3], device=device), gpt.eval().unconditional(2)
 
     def tokens(graphs: bool) -> torch.Tensor:
-        monkeypatch.setattr(graph_cache, "use_cuda_graphs", lambda device: graphs)
+        monkeypatch.setattr(llamagen_target, "use_cuda_graphs", lambda device: graphs)
         with torch.no_grad():
-            target = graph_cache.new_target(gpt, labels, uncond, None, 4)
+            target = llamagen_target.new_target(gpt, labels, uncond, None, 4)
         assert isinstance(target, CUDAGraphTarget) == graphs
         params = [SamplingParams(guidance_scale=2.0)] * 2
         found = run(target, parse(recipe), Layout(16, 4, cell=(4,)), params, [0, 1]).tokens

@@ -224,7 +224,7 @@ def test_a_policy_that_knew_which_kept_drafts_are_good_would_bias(monkeypatch: p
 
 
 class Narrowing(AdaptiveWindow):
-    """Wide windows with a single step after every two, whatever they gain."""
+    """Wide windows with a plain step after every two, whatever they gain."""
 
     def begin(self, length: int, rows: int = 1, fixed: bool = True) -> None:
         super().begin(length, rows, fixed)

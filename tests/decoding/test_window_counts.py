@@ -13,7 +13,7 @@ import pytest
 from own_process import printed
 
 LAUNCHES, UPLOADS, WAITS = 12, 1, 1
-PLAIN_UPLOADS = 3  # of a single step: positions for the call, for constraints, and to append at where rows differ
+PLAIN_UPLOADS = 3  # of a plain step: positions for the call, for constraints, and to append at where rows differ
 HEADS = {  # launches at batch 1 and 64
     "medusa:window=4": (25, 26),
     "tree-medusa:branch=2/1": (17, 17),
@@ -128,7 +128,7 @@ def test_tokens_are_those_of_calls_that_wait_for_the_host(cases: dict[str, Any])
 
 
 def test_a_call_ahead_of_another_window_than_the_next_is_given_up(cases: dict[str, Any]) -> None:
-    """Single steps, which the policy did not foresee, among windows whose calls have been launched."""
+    """Plain steps, which the policy did not foresee, among windows whose calls have been launched."""
     compared = [name.removesuffix(" after unforeseen") for name in cases if name.endswith(" after unforeseen")]
     assert len(compared) == 6
     for name in compared:

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from mmspec.decoding.captured_calls import GraphCache
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.kept_graphs import KeptGraphs
-from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.rows import select_rows
-from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.target import EarlyExit, LayerRun
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.methods.block.head import BlockHead
@@ -35,7 +34,7 @@ from mmspec.methods.outer.head import OuterHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
-from mmspec.vision.llamagen.graph_cache import new_target
+from mmspec.vision.llamagen.target import new_target
 
 SIDE, LAYERS, D, V, ENDS = 5, 4, 32, tiny_llamagen.V, (3, 9)
 OUTER = "scd:window=5,refresh=outer"

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from mmspec.sampling import precision
+from mmspec.sampling import probs
 
 NAME = "fakegpu"
 # Copies between devices, whose arguments may be on two.
@@ -105,7 +105,7 @@ def accelerator() -> Iterator[str]:
 
 
 def images(device: str, recipe: str, **call: Any) -> Tensor:
-    from mmspec.vision.shapes.generator import load
+    from mmspec.vision.shapes.model import load
 
     pipe = load(device=device)
     pipe.set_progress_bar_config(disable=True)
@@ -163,7 +163,7 @@ def main(output: Path, names: Sequence[str]) -> None:
     # Views of tensors of a class of its own are not possible in inference mode; the operators are the same.
     vars(torch)["inference_mode"] = lambda mode=True: torch.set_grad_enabled(mode is False)
     # The CPU adds as the device does.
-    vars(precision)["_has_float64"] = lambda kind: False
+    vars(probs)["_has_float64"] = lambda kind: False
     found = dict[str, Any]()
     expected = {name: CASES[name]("cpu") for name in names}
     with accelerator() as device:

@@ -1,6 +1,6 @@
 """Prints what windows of columns cost outside of the model, as `window_counts.py` does for tokens.
 
-By model, recipe and batch, one entry for each window and for each single step: whether rows have just left, the width
+By model, recipe and batch, one entry for each window and for each plain step: whether rows have just left, the width
 is new or a call was captured; whether the next call was launched ahead; and its launches, uploads and waits, and how
 much the host launched between a wait and the next call of the model while the device had nothing to do.
 """
@@ -111,7 +111,7 @@ MODELS: dict[str, tuple[Callable[[Any, int], Any], bool, int | None, Callable[[T
 
 
 def windows(name: str, recipe: str, rows: int, how: str = "") -> dict[str, Any]:
-    """What each window and each single step of a decode costs, and its tokens.
+    """What each window and each plain step of a decode costs, and its tokens.
 
     Args:
         name: The model.

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from train_shapes.render import render_batch, to_uint8
 
 import mmspec
 from mmspec.decoding.stats import RowStats, Stats
@@ -24,7 +25,6 @@ from mmspec.recipes import Recipe
 from mmspec.testing import columns, exactness
 from mmspec.vision.shapes.classifier import ShapesClassifier
 from mmspec.vision.shapes.domain import sample_scene
-from mmspec.vision.shapes.render import render_batch, to_uint8
 
 SECONDS = {"plain": 4.0, "scd": 1.0, "lantern": 0.5}
 TOKENS = 16

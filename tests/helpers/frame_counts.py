@@ -17,7 +17,6 @@ import pytest
 import tiny_speech
 import torch
 from counted_device import DEVICE, CountedDevice, DeviceTensor, counted_device
-from frame_runs import decode_frame_windows
 from torch import Tensor, nn
 
 from mmspec.audio.depth import captured_depth
@@ -88,9 +87,7 @@ def decoded(recipe: str, ahead: int, rows: int, placed: Any, device: Any) -> Ten
     target, draft = prompted(model), prompted(smaller) if recipe.startswith("draft") else None
     settings = SamplingParams(0.9, top_k=5), SamplingParams(1.2, top_k=5)
     spec, seeds = FrameSpec(LENGTH, lambda each: each[..., 0] == END, END, *settings), range(rows)
-    if ahead:
-        return decode_frame_windows(target, parse(recipe), spec, seeds, ahead, draft).frames
-    return decode_frames(target, parse(recipe), spec, seeds, draft).frames
+    return decode_frames(target, parse(recipe), spec, seeds, draft, ahead=ahead).frames
 
 
 def frames(recipe: str, ahead: int, rows: int, captured: bool) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
-from frame_runs import decode_frame_windows
 from torch import Tensor
 
-from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
 from mmspec.audio.depth.frame_rows import decode_frames
+from mmspec.audio.depth.frame_windows import FrameTarget
 from mmspec.methods.frame.head import FrameHead
 from mmspec.recipes import parse
 
@@ -35,14 +36,46 @@ def frames_by(
         ahead: Frames in a window; 0 drafts along the depth alone.
         head: The frame head of the recipe `frame`.
     """
-    if ahead:
-        heads = {"frame": head} if head is not None and recipe.startswith("frame") else {}
-        return decode_frame_windows(prompted(), parse(recipe), spec, [0, 1, 2], ahead, heads=heads).frames
+    heads = {"frame": head} if head is not None and recipe.startswith("frame") else {}
     draft = prompted() if recipe.startswith("draft") else None
-    return decode_frames(prompted(), parse(recipe), spec, [0, 1, 2], draft).frames
+    return decode_frames(prompted(), parse(recipe), spec, [0, 1, 2], draft, ahead=ahead, heads=heads).frames
 
 
 def until(frames: Tensor, end: int) -> list[list[int]]:
     """Frames int64 [F, K] before the first that begins with `end`."""
     ends = (frames[:, 0] == end).nonzero()
     return (frames[: int(ends[0])] if len(ends) else frames).tolist()
+
+
+def joint_of_two_frames(target: Callable[[], FrameTarget]) -> Tensor:
+    """Probabilities of all sequences of 2 frames of 2 codes of 3 or of the end, from whole passes, float64 [100].
+
+    Its last frame is one that ends where the length does; a frame after the end is the end.
+
+    Args:
+        target: Makes a target of ten rows of one prompt.
+    """
+    frames = torch.cat([torch.cartesian_prod(torch.arange(3), torch.arange(3)), torch.tensor([[3, 0]])])
+    total, at = torch.zeros(10, 10, dtype=torch.float64), np.zeros(10, dtype=np.int64)
+    begun = target()
+    first = begun.prefill().cond.exp()[:, -1, :4].double()
+    after = begun.forward(frames, at).cond.exp()[..., :4].double()
+    for i, frame in enumerate(frames.tolist()):
+        begins = first[0, frame[0]] * (1.0 if frame[0] == 3 else after[i, 0, frame[1]])
+        if frame[0] == 3:
+            total[i, 9] = begins
+            continue
+        second = target()
+        second.prefill()
+        probs = second.forward(torch.cat([torch.tensor([frame] * 10), frames], dim=1), at).cond.exp()[..., :4].double()
+        for j, other in enumerate(frames.tolist()):
+            total[i, j] = begins * probs[j, 1, other[0]] * (1.0 if other[0] == 3 else probs[j, 2, other[1]])
+    return total.flatten()
+
+
+def distance_of_two_frames(made: DecodedFrames, expected: Tensor) -> float:
+    """The total variation between rows of 2 frames and `joint_of_two_frames`."""
+    frames = made.frames
+    number = torch.where(frames[..., 0] == 3, 9, frames[..., 0] * 3 + frames[..., 1])
+    shares = torch.bincount(number[:, 0] * 10 + number[:, 1], minlength=100).double() / len(frames)
+    return float((shares - expected).abs().sum() / 2)

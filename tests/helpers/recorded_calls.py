@@ -97,11 +97,11 @@ class Recordings:
 def recorded_graphs() -> Iterator[Recordings]:
     """A context in which LlamaGen and models of transformers capture their calls on a CPU, as on a CUDA device."""
     from mmspec.hf import causal_target
-    from mmspec.vision.llamagen import graph_cache
+    from mmspec.vision.llamagen import target as llamagen_target
 
     found = Recordings()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (causal_target, graph_cache):
+        for module in (causal_target, llamagen_target):
             patch.setattr(module, "use_cuda_graphs", lambda device: found.is_on)
         patch.setattr(captured_calls.CapturedCall, "__call__", lambda call, read: found.call(call, read))
         yield found

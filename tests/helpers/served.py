@@ -142,7 +142,7 @@ def new_models(max_rows: int = 16, max_waiting: int = 64) -> list[ServedModel]:
     """The models of the package."""
     from mmspec.audio.spoken.model import load as load_spoken
     from mmspec.serving.engines import new_engine
-    from mmspec.vision.shapes.generator import load as load_shapes
+    from mmspec.vision.shapes.model import load as load_shapes
 
     shapes, spoken = load_shapes(), load_spoken()
     shapes.set_progress_bar_config(disable=True)

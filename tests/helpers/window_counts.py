@@ -70,7 +70,7 @@ AHEAD = [
 
 
 class Unforeseen(FixedWindow):
-    """A policy that takes a single step in place of every fourth window, and does not say so before."""
+    """A policy that takes a plain step in place of every fourth window, and does not say so before."""
 
     calls = 0
 
@@ -102,7 +102,7 @@ def windows(
     misplaced: bool = False,
     unforeseen: bool = False,
 ) -> dict[str, Any]:
-    """What each window and each single step of a decode costs, and the tokens of the first rows.
+    """What each window and each plain step of a decode costs, and the tokens of the first rows.
 
     Args:
         recipe: The recipe.
@@ -112,7 +112,7 @@ def windows(
         failing: Whether every third of these fails; all tokens are then read after each window.
         misread: Whether drafts that are made ahead follow the token before the last one, which is wrong.
         misplaced: Whether outer layers read a window again where the next one begins, which is wrong.
-        unforeseen: Whether single steps take the place of windows whose calls have been launched.
+        unforeseen: Whether plain steps take the place of windows whose calls have been launched.
     """
     torch.manual_seed(0)
     found: list[dict[str, Any]] = []

@@ -108,9 +108,9 @@ def test_trees_are_those_of_the_drafter(
         and ours.tree.height == min(depth, nodes) >= theirs.tree.height
     )
     assert torch.equal(ours.tree.sees, theirs.tree.sees) and np.array_equal(ours.tree.order, theirs.tree.order)
-    assert ours.window is not None and torch.equal(ours.window[:, 1:], ours.tokens) and ours.numbers is not None
-    numbers, _ = state.tree_numbers(theirs.tree, np.zeros((3, 1), dtype=np.int64))
+    assert ours.window is not None and torch.equal(ours.window[:, 1:], ours.tokens) and ours.draws is not None
+    numbers, _ = state.tree_draws(theirs.tree, np.zeros((3, 1), dtype=np.int64))
     for stream in range(4):
-        assert torch.equal(ours.numbers.of_nodes(stream), numbers.of_nodes(stream))
+        assert torch.equal(ours.draws.of_nodes(stream), numbers.of_nodes(stream))
     there = ours.tree.positions(state.length - 1, 1, 1 + ours.tokens.shape[1])
     assert np.array_equal(there.host, (state.length - 1)[:, None] + theirs.tree.depth[:, 1:])

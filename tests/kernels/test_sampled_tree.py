@@ -71,14 +71,14 @@ def test_trees_are_those_of_the_host(
     assert torch.equal(ours.tokens, theirs.tokens) and np.array_equal(ours.tree.parents, theirs.tree.parents)
     assert np.array_equal(ours.tree.depth, theirs.tree.depth) and np.array_equal(ours.tree.order, theirs.tree.order)
     assert ours.tree.height == min(depth, nodes) >= theirs.tree.height and torch.equal(ours.tree.sees, theirs.tree.sees)
-    assert ours.window is not None and torch.equal(ours.window[:, 1:], ours.tokens) and ours.numbers is not None
+    assert ours.window is not None and torch.equal(ours.window[:, 1:], ours.tokens) and ours.draws is not None
     assert isinstance(ours.siblings, WithoutReplacement) and isinstance(theirs.siblings, WithoutReplacement)
     q, wanted = ours.siblings.probs, theirs.siblings.probs
     for row, entry in zip(*np.nonzero((theirs.tree.children > 0).any(-1).cpu().numpy()), strict=True):
         assert torch.allclose(q[row, entry], wanted[row, entry], atol=1e-6)
-    numbers, _ = state.tree_numbers(theirs.tree, np.zeros((3, 1), dtype=np.int64))
+    numbers, _ = state.tree_draws(theirs.tree, np.zeros((3, 1), dtype=np.int64))
     for stream in range(4):
-        assert torch.equal(ours.numbers.of_nodes(stream), numbers.of_nodes(stream))
+        assert torch.equal(ours.draws.of_nodes(stream), numbers.of_nodes(stream))
 
 
 # --- Exactness, with the torch reference of the kernel --------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.open_window import OpenWindow
+from mmspec.decoding.window_inputs import WindowInputs
 from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.token_init import RandomToken, TokenInit, repeat_left, repeat_up
@@ -213,15 +213,15 @@ def test_a_window_is_read_again_with_the_tokens_after_its_resampled_one(
     assert torch.equal(found, commit.reread_window(last, tokens, coupled, accepted, positions))
 
 
-def test_a_row_that_a_single_step_ends_stays_where_it_is() -> None:
-    """Windows and single steps alternate where widths are measured."""
+def test_a_row_that_a_plain_step_ends_stays_where_it_is() -> None:
+    """Windows and plain steps alternate where widths are measured."""
     state = BatchState([1, 2], Layout(LENGTH, None, eos=frozenset({3})), 8, torch.device("cpu"))
     state._lengths[:] = [4, 4]
     window, accepted = torch.zeros(2, 4, dtype=torch.int64), np.array([2, 2])
 
     def following() -> list[int]:
         numbers = [state.length - 1, state.recent(commit.RECENT).host, state.positions(4), state.positions(4)]
-        state._window = OpenWindow(*upload(numbers, state.device))
+        state._window = WindowInputs(*upload(numbers, state.device))
         state.follow(window, torch.from_numpy(accepted), 4)
         assert state._window is not None
         found: list[int] = (state._window.before.on(state.device) + 1).tolist()

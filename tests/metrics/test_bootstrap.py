@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from train_shapes.render import render_batch, to_uint8
 
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.metrics.bootstrap import bootstrap, mean_interval
@@ -18,7 +19,6 @@ from mmspec.vision.shapes.classifier import ShapesClassifier, score_captions
 from mmspec.vision.shapes.domain import Caption, sample_scene
 from mmspec.vision.shapes.grammar import describe
 from mmspec.vision.shapes.grammar import parse as read_caption
-from mmspec.vision.shapes.render import render_batch, to_uint8
 
 
 def test_the_interval_of_a_mean_is_that_of_its_standard_error() -> None:

@@ -206,6 +206,11 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+def search_path(root: Path) -> str:
+    """`PYTHONPATH` of a process that imports `fake_pipe`."""
+    return os.pathsep.join(str(root / folder) for folder in (".", "tests/helpers", "examples/embedded"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_has_the_results_of_what_is_finished(
     number: signal.Signals, pipe: Pipe, tmp_path: Path, root: Path
@@ -213,8 +218,7 @@ def test_a_stopped_run_has_the_results_of_what_is_finished(
     """It stops in its third group of two samples: those of the first prompt and of a part of the second are there."""
     out, reached = tmp_path / "out", tmp_path / "reached"
     options = [*arguments(out), "--metrics", "attributes,nll", "--batch", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "tests" / "helpers")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": search_path(root)}
     with subprocess.Popen(
         [sys.executable, "-c", STOPPED, str(reached), *options],
         cwd=root,
@@ -596,7 +600,8 @@ def test_two_processes_with_uneven_shards_give_the_results_of_one(pipe: Pipe, tm
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": search_path(root)}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with ExitStack() as stack:
         both = [
             stack.enter_context(

@@ -6,15 +6,15 @@ import random
 
 import numpy as np
 import pytest
+from train_scenes.render import cover
+from train_scenes.render import render as render_scene
+from train_shapes.render import render as render_shapes
 
 from mmspec.metrics.image import scenes_regions, shapes_regions
 from mmspec.metrics.image.regions import REGIONS, regions
 from mmspec.metrics.report.places import domain_of
 from mmspec.vision.scenes import domain as scenes
-from mmspec.vision.scenes.render import cover
-from mmspec.vision.scenes.render import render as render_scene
 from mmspec.vision.shapes import domain as shapes
-from mmspec.vision.shapes.render import render as render_shapes
 
 
 def test_objects_of_scenes_are_found_on_every_background() -> None:

@@ -42,9 +42,8 @@ from mmspec.metrics.extractors.utmos import UTMOS
 from mmspec.metrics.image.diversity import Diversity
 from mmspec.metrics.image.dpg import DPG, Judge, read_questions
 from mmspec.metrics.image.geneval import GENEVAL, TASKS, ClipColors, crop_of, parse, shows, task_metric
-from mmspec.metrics.image.hpsv3 import HPSV3
-from mmspec.metrics.image.image_reward import IMAGE_REWARD
 from mmspec.metrics.image.preference import HPSV2, PICKSCORE
+from mmspec.metrics.image.reward import HPSV3, IMAGE_REWARD
 from mmspec.metrics.metric import SampleBatch
 from mmspec.metrics.registry import find_metric
 

@@ -16,7 +16,7 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.top_p import keep_top_p
+from mmspec.sampling.truncation import keep_top_p
 
 
 def sorted_top_p(p: Tensor, top_p: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import ratio, residual, sample
 from mmspec.sampling.rng import DRAFT, CounterRNG
-from mmspec.sampling.tree import Chosen, Tree, TreeDraft, TreeNumbers, WithoutReplacement
+from mmspec.sampling.tree import Chosen, Tree, TreeDraft, TreeDraws, WithoutReplacement
 from mmspec.sampling.tree_rejection import verify_tree
 from mmspec.testing.exactness import ExactnessResult, check
 from mmspec.testing.toys import ToyTarget
@@ -285,10 +285,10 @@ def rejected_drafts_are_counted(patch: pytest.MonkeyPatch) -> None:
 def shared_numbers(patch: pytest.MonkeyPatch) -> None:
     """Siblings share their random numbers."""
 
-    def of_nodes(self: TreeNumbers, stream: int) -> Tensor:
+    def of_nodes(self: TreeDraws, stream: int) -> Tensor:
         return self.draws.source.uniforms(self.at.host, self.iteration.host)[stream]
 
-    patch.setattr(TreeNumbers, "of_nodes", of_nodes)
+    patch.setattr(TreeDraws, "of_nodes", of_nodes)
 
 
 def shared_numbers_node_by_node(patch: pytest.MonkeyPatch) -> None:

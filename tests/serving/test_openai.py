@@ -21,7 +21,7 @@ from PIL import Image
 from served import Served, new_models, served
 
 from mmspec.audio.spoken.model import load as load_spoken
-from mmspec.vision.shapes.generator import load as load_shapes
+from mmspec.vision.shapes.model import load as load_shapes
 
 PROMPT = "a red circle above a blue square"
 TEXT = "please turn on the red light"

@@ -14,7 +14,9 @@ from diffusers import DiffusionPipeline
 import mmspec
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.vision.folder_pipeline import FolderPipeline
+from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.saved_pipeline import PIPELINES
+from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 HOSTILE: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("config.json", {"_attn_implementation": "attacker/kernel"}, "which may name a repository"),
@@ -70,10 +72,10 @@ def test_components_that_are_given_are_not_looked_at(root: Path, tmp_path: Path)
     pipe.save_pretrained(tmp_path)
     config = tmp_path / "vqvae/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"auto_map": {"AutoModel": "evil.Model"}}))
-    kind = type(pipe)
+    kind, vqvae = LlamaGenPipeline, ShapesTokenizer(vocab_size=pipe.vqvae.vocab_size)
     with pytest.raises(ModelError, match="vqvae .* which names Python files"):
         kind.from_pretrained(tmp_path, low_cpu_mem_usage=False)
-    assert kind.from_pretrained(tmp_path, vqvae=pipe.vqvae, low_cpu_mem_usage=False).vqvae is pipe.vqvae
+    assert kind.from_pretrained(tmp_path, vqvae=vqvae, low_cpu_mem_usage=False).vqvae is vqvae
     shutil.rmtree(tmp_path / "vqvae")
     assert kind.from_pretrained(tmp_path, vqvae=None, low_cpu_mem_usage=False).vqvae is None
 

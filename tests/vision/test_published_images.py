@@ -224,7 +224,7 @@ def test_decoders_have_the_tensors_of_the_original(name: str) -> None:
         if name == "mar-kl16":
             config = kl16.kl16_config(Path(name), tensors)
             model: Any = AutoencoderKL(**config)
-            renamed = {kl16.rename(key, len(config["block_out_channels"])): value for key, value in tensors.items()}
+            renamed = {vqgan.rename(key, len(config["block_out_channels"])): value for key, value in tensors.items()}
         elif name == "chameleon-vqgan":
             config = vqgan.vqgan_config(tensors)
             model = VQModel(**config)

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from train_scenes.config import SEED_EVAL
+from train_scenes.render import render_batch
 
 import mmspec
 from mmspec.errors import PromptError
 from mmspec.metrics.prompts import SCENES
 from mmspec.vision.scenes.classifier import ScenesClassifier
-from mmspec.vision.scenes.config import SEED_EVAL, WEIGHTS
+from mmspec.vision.scenes.config import WEIGHTS
 from mmspec.vision.scenes.domain import captions, place
 from mmspec.vision.scenes.grammar import describe
-from mmspec.vision.scenes.render import render_batch
 
 
 @pytest.fixture(scope="module")

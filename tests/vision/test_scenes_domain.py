@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from train_scenes.data import caption_features
+from train_scenes.render import cover, render, render_batch
+from train_shapes.render import to_uint8
 
 from mmspec.errors import PromptError
 from mmspec.vision.scenes.classifier import score_captions
@@ -29,9 +31,7 @@ from mmspec.vision.scenes.domain import (
     sample_scene,
 )
 from mmspec.vision.scenes.grammar import describe, parse
-from mmspec.vision.scenes.render import cover, render, render_batch
 from mmspec.vision.scenes.text import ScenesTextEncoder
-from mmspec.vision.shapes.render import to_uint8
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from train_shapes.render import render, render_batch, to_uint8
 
 from mmspec.errors import PromptError
 from mmspec.vision.shapes.classifier import score_captions
@@ -26,7 +27,7 @@ from mmspec.vision.shapes.domain import (
 )
 from mmspec.vision.shapes.fsq_tokenizer import FSQ
 from mmspec.vision.shapes.grammar import describe, parse
-from mmspec.vision.shapes.render import OBJECT_RGB, render, render_batch, to_uint8
+from mmspec.vision.shapes.pixels import OBJECT_RGB
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 

@@ -16,15 +16,19 @@ from tiny_llamagen import V, tiny
 
 import mmspec
 from mmspec.errors import ModelError
-from mmspec.pipeline.output import Output
+from mmspec.files.fingerprint import fingerprint
+from mmspec.pipeline import Output
 from mmspec.vision.component import WEIGHTS_NAME, Component
+from mmspec.vision.llamagen.components import NGramTokens
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
-from mmspec.vision.llamagen.ngram_tokens import NGramTokens
+from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 from mmspec.vision.outputs import images_from_pixels
+from mmspec.vision.saved_component import load_component
+from mmspec.vision.scenes.text import ScenesTextEncoder
+from mmspec.vision.scenes.text_encoder import SceneEncoder
 from mmspec.vision.shapes.fsq_tokenizer import FSQTokenizer
-from mmspec.vision.shapes.generator import load
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.text_encoder import CaptionEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
@@ -33,6 +37,7 @@ PAIRS: list[tuple[Any, Any, dict[str, Any]]] = [
     (LlamaGenTransformer, LlamaGenGPT, {"vocab_size": 12, "dim": 16, "n_layer": 1, "n_head": 2, "grid_size": 4}),
     (NGramTokens, NGramTokenTable, {"vocab_size": 7}),
     (CaptionEncoder, ShapesTextEncoder, {}),
+    (SceneEncoder, ScenesTextEncoder, {}),
     (FSQTokenizer, ShapesTokenizer, {"levels": (4, 4), "channels": 8}),
 ]
 
@@ -56,6 +61,17 @@ def test_a_component_loads_what_diffusers_has_saved(
     assert json.dumps(ours.config, sort_keys=True) == json.dumps(config, sort_keys=True)
 
 
+@pytest.mark.parametrize(("plain", "model", "arguments"), PAIRS, ids=[model.__name__ for _, model, _ in PAIRS])
+def test_diffusers_loads_what_a_component_has_saved(
+    plain: type[Component], model: Any, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    ours = plain(**arguments)
+    ours.save_pretrained(tmp_path / "new" / "folder")
+    theirs = load_component(model, tmp_path / "new" / "folder", torch.float32)
+    own, expected = ours.state_dict(), theirs.state_dict()
+    assert own.keys() == expected.keys() and all(torch.equal(own[k], v) for k, v in expected.items())
+
+
 @pytest.mark.parametrize("broken", ["no weights", "no config", "unknown tensor", "missing tensor", "argument"])
 def test_a_component_that_does_not_fit_is_refused(broken: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
@@ -73,12 +89,17 @@ def test_a_component_that_does_not_fit_is_refused(broken: str, tmp_path: Path) -
         NGramTokens.from_folder(tmp_path)
 
 
-def test_the_generator_of_commands_equals_the_pipeline() -> None:
-    ours, pipe = load(), mmspec.load("shapes")
+@pytest.mark.parametrize("name", ["shapes", "scenes"])
+def test_an_embedded_model_equals_the_pipeline_that_it_is_saved_as(name: str, tmp_path: Path) -> None:
+    ours = mmspec.load(name)
+    ours.save_pretrained(tmp_path)
+    pipe = LlamaGenPipeline.from_pretrained(tmp_path, low_cpu_mem_usage=False)
+    assert {*pipe.components} == {*ours.components} and {*pipe.heads} == {*ours.heads}
+    assert fingerprint(pipe) == fingerprint(ours)
     pipe.set_progress_bar_config(disable=True)
     ours.set_progress_bar_config(disable=True)
-    prompts = ["a red circle", "a small green star left of a large purple cross"]
-    for recipe in ("scd", "draft"):
+    prompts = [prompt + " at the top left" * (name == "scenes") for prompt in ("a red circle", "a green star")]
+    for recipe in ("scd", *(("draft", "eagle") if name == "shapes" else ())):
         one, other = (each(prompts, recipe=recipe, seed=3, output_type="np") for each in (ours, pipe))
         assert torch.equal(one.tokens, other.tokens)
         assert np.array_equal(one.images, other.images)
@@ -88,7 +109,7 @@ def test_the_generator_of_commands_equals_the_pipeline() -> None:
 
 
 def test_a_draft_model_is_added_without_diffusers(tmp_path: Path) -> None:
-    ours = load()
+    ours = mmspec.load("shapes")
     config = ours.transformer.config
     small: Any = tiny(vocab_size=config.vocab_size, grid_size=config.grid_size)
     small.save_pretrained(tmp_path)
@@ -96,6 +117,9 @@ def test_a_draft_model_is_added_without_diffusers(tmp_path: Path) -> None:
     assert type(ours.draft_transformer) is LlamaGenTransformer
     assert torch.equal(ours.draft_transformer.output.weight, small.output.weight)
     assert ours.transformer.config.vocab_size != V
+    ours.new_small().save_pretrained(tmp_path / "own")  # as training does
+    ours.add_drafter(tmp_path / "own")
+    assert torch.equal(ours.draft_transformer.output.weight, small.output.weight)
     other: Any = tiny()
     other.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=f"vocab_size.*{V}"):

@@ -23,7 +23,6 @@ class StepCache:
     """What the layers of one batch computed, for R rows (with guidance, those of both kinds) of N places.
 
     Args:
-        model: The model.
         rows: R.
         refresh: Every this many steps all places are computed.
 

@@ -28,8 +28,7 @@ from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.amused.process import AmusedProcess, Unmasking
-from mmspec.vision.callbacks import CallbackOnStepEnd
-from mmspec.vision.calls import generate_tokens, image_request, read_options
+from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens, image_request, read_options
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.hf.image_request import read_negative_prompts

@@ -87,7 +87,6 @@ class AmusedProcess:
         pooled: float [B, C], the pooled embeddings of the prompts; [2 B, C] with guidance, negative prompts last.
         hidden: float [B or 2 B, T, C], the hidden states of the prompts.
         micro: float [5], width, height, crop coordinates and aesthetic score.
-        guidance_scale: The guidance scale.
         grid: Rows and columns of the tokens.
         unmasking: The schedule.
         seeds: One per row.

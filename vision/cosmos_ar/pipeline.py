@@ -22,12 +22,11 @@ from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.drafters.neighbors import NeighborDrafter
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.pipeline.output import Output
+from mmspec.pipeline import Output
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
-from mmspec.vision.callbacks import CallbackOnStepEnd
-from mmspec.vision.calls import generate_tokens
+from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens
 from mmspec.vision.cosmos_ar.frames import CONTEXTS, as_frames, for_tokenizer, read_frames
 from mmspec.vision.cosmos_ar.target import CosmosTarget
 from mmspec.vision.cosmos_ar.tokenizer import VideoTokenizer, save_video_tokenizer

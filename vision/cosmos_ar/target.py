@@ -30,7 +30,6 @@ class CosmosDecoder(DecoderLayers):
     """The layers of a transformer.
 
     Args:
-        transformer: The transformer.
         contexts: What the layers read of the texts.
     """
 
@@ -70,7 +69,6 @@ class CosmosTarget(CausalTarget):
     """A transformer with the given tokens of its videos, and their texts; see `mmspec.decoding.target.Target`.
 
     Args:
-        transformer: The transformer.
         given: The tokens that the videos begin with, int64 [B, T], with their mark.
         context: Features of the texts, [B, S, C]; None for models without one.
         length: Tokens to generate.

@@ -98,7 +98,6 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         input_ids: Ids that can be read: the codes, and in models with a text the mark of a video's beginning, whose id
             is V.
         dim: Width.
-        n_layers: Layers.
         n_heads: Attention heads.
         n_kv_heads: Heads of keys and values.
         head_dim: Features per head.

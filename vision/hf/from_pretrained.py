@@ -161,8 +161,6 @@ def from_model(
     """A pipeline around a loaded model, which stays on its device; see `mmspec.load`.
 
     Args:
-        model: The model.
-        processor: Its processor.
         tokenizer: The file of the codes' decoder, for models without one.
         config: `layout`, for Chameleon ("anole" or "lumina") and flat models (see `mmspec.vision.hf.flat_formats`).
 

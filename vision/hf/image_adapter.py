@@ -151,7 +151,6 @@ def default_sampling(model: Any, published: SamplingParams) -> SamplingParams:
     """The sampling parameters of the model's generation config.
 
     Args:
-        model: The model.
         published: Those of the model's original code, for parameters that the config does not set.
     """
     config = model.generation_config

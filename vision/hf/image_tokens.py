@@ -38,7 +38,6 @@ def sequences_of(codes: Tensor, adapter: ImageAdapter, job: DecodingJob, layout:
         codes: int64 [B, h * w].
         adapter: The adapter of the model.
         job: The request that the images are of.
-        layout: Its layout.
         first_id: The model's id of the loop's token 0.
 
     Raises:

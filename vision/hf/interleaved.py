@@ -17,7 +17,7 @@ from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError, MMSpecError, PromptError, unknown_name
 from mmspec.hf.generate import generate, salted
-from mmspec.pipeline.output import Output
+from mmspec.pipeline import Output
 from mmspec.recipes import Recipe, on_device, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
@@ -110,7 +110,6 @@ class _Row:
         ids: The prompt and the answer.
         uncond: The unconditional prompt of the next image: a text without the question, and the images so far.
         prompt: Tokens of the prompt.
-        seed: Its seed.
         size: Rows and columns of codes, of all its images; None before the first one, if the model chooses.
         state: What comes next: "text", "size", "image" or "done".
         begun: Where the latest text begins in `ids`.

@@ -28,8 +28,7 @@ from mmspec.recipes import Recipe, on_device, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
-from mmspec.vision.callbacks import CallbackOnStepEnd
-from mmspec.vision.calls import generate_tokens
+from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
@@ -253,8 +252,6 @@ class TransformersPipeline(StreamsImages, FolderPipeline):
         Args:
             prompts: One per row.
             slack: Tokens that a window may extend past the end of the image.
-            temperature: As in a call.
-            guidance_scale: As in a call.
 
         Raises:
             PromptError: If the model does not accept a prompt, or it is too long.

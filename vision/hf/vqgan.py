@@ -23,11 +23,11 @@ SPATIAL = "decoder.norm_out.conv_y.weight"
 
 
 def rename(key: str, levels: int) -> str:
-    """The name in `VQModel` of an original parameter.
+    """The name in `VQModel` or `AutoencoderKL` of an original parameter.
 
     Args:
         key: The original name.
-        levels: The number of resolutions. The original numbers them from the image in encoder and decoder, `VQModel` in
+        levels: The number of resolutions. The original numbers them from the image in encoder and decoder, diffusers in
             the order of computation.
     """
     if match := re.fullmatch(r"(encoder|decoder)\.(?:down|up)\.(\d+)\.(\w+)\.(\w+)\.(.+)", key):

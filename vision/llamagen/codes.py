@@ -35,7 +35,6 @@ def decode_tokens(vqvae: Any, tokens: Tensor, grid: tuple[int, int] | None = Non
 
     Args:
         vqvae: A `VQModel`, or a tokenizer with `decode(tokens)` or `decode_grid(tokens, grid)`.
-        tokens: The tokens.
         grid: Rows and columns of tokens; None is a square.
     """
     side = round(tokens.shape[1] ** 0.5)

@@ -1,4 +1,4 @@
-"""The components of a LlamaGen pipeline: whether they belong together, and a draft transformer to train."""
+"""The components of a LlamaGen pipeline: an n-gram table, whether all belong together, a draft transformer to train."""
 
 from __future__ import annotations
 
@@ -6,12 +6,37 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from mmspec.drafters.ngram import NGramTable
 from mmspec.errors import ArgumentError
+from mmspec.vision.component import Component, stores_arguments
 from mmspec.vision.llamagen.codes import codebook_size
-from mmspec.vision.llamagen.ngram_tokens import NGramTokens
 from mmspec.vision.llamagen.transformer import CaptionEmbedder, LlamaGenTransformer
+
+
+class NGramTokens(Component):
+    """A saved n-gram table.
+
+    Args:
+        vocab_size: V.
+
+    Attributes:
+        best: int16 [V + 1, V], the most likely token for each upper and left neighbor; see
+            `mmspec.drafters.ngram.NGramTable`.
+    """
+
+    saved_as = "NGramTokenTable"
+    best: Tensor
+
+    @stores_arguments
+    def __init__(self, vocab_size: int = 1000) -> None:
+        super().__init__()
+        self.register_buffer("best", torch.zeros(vocab_size + 1, vocab_size, dtype=torch.int16))
+
+    def ngrams(self) -> NGramTable:
+        """The table in the form that drafters use."""
+        return NGramTable(self.best)
 
 
 def check_codes(

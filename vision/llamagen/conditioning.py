@@ -130,7 +130,6 @@ def from_prompts(prompts: Sequence[Any], gpt: LlamaGenTransformer, encoder: Any,
     exceed the caption slots are ignored; this function warns about them.
 
     Args:
-        prompts: The prompts.
         gpt: The transformer.
         encoder: A T5 encoder, or a module with `encode(prompts) -> (features [B, T, C], mask [B, T])`.
         tokenizer: The tokenizer of the T5 encoder.

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.decoding.kv_cache import KVCache
-from mmspec.decoding.layer_run import LayerRun
 from mmspec.decoding.plain_modules import add_linear, is_plain
+from mmspec.decoding.target import LayerRun
 from mmspec.kernels.backend import choose
 from mmspec.vision.llamagen.transformer import Block, LlamaGenTransformer
 

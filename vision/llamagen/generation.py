@@ -22,17 +22,14 @@ from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.heads.head import Head
 from mmspec.pipeline import Arguments
 from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
-from mmspec.training.prepared import PreparedPrompts
-from mmspec.vision.callbacks import CallbackOnStepEnd
-from mmspec.vision.calls import generate_tokens
+from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens
 from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.llamagen.codes import decode_tokens, read_codebook
-from mmspec.vision.llamagen.components import check_codes, smaller
+from mmspec.vision.llamagen.components import NGramTokens, check_codes, smaller
 from mmspec.vision.llamagen.conditioning import (
     Condition,
     from_classes,
@@ -40,14 +37,15 @@ from mmspec.vision.llamagen.conditioning import (
     from_prompts,
     join_conditions,
 )
-from mmspec.vision.llamagen.graph_cache import new_target
-from mmspec.vision.llamagen.ngram_tokens import NGramTokens
+from mmspec.vision.llamagen.model_heads import ModelHeads
+from mmspec.vision.llamagen.target import new_target
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
 from mmspec.vision.previews import complete, visible
 
 if TYPE_CHECKING:
     from mmspec.codebook import Codebook
+    from mmspec.training.prepared import PreparedPrompts
 
 
 class LlamaGenGenerator(StreamsImages):
@@ -97,7 +95,7 @@ class LlamaGenGenerator(StreamsImages):
         self.draft_transformer = draft_transformer
         self.table = table
         self.config = Arguments(defaults)
-        self.heads: dict[str, Head] = {}
+        self.heads = ModelHeads(transformer)
         self._bar_options: dict[str, Any] = {}
 
     def set_progress_bar_config(self, **options: Any) -> None:
@@ -264,9 +262,11 @@ class LlamaGenGenerator(StreamsImages):
     @torch.no_grad()
     def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
         """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
-        condition = join_conditions([row.prompt for row in rows])
-        ready = self._ready(condition, [row.sampling for row in rows], recipe.window)
-        return PreparedRows(ready.make(), ready.layout, ready.samplings, ready.resources)
+        condition = join_conditions([row.prompt for row in rows]).to(self.transformer.device)
+        samplings = [row.sampling for row in rows]
+        target = partial(self._target, condition, recipe.window)
+        guided = target(self.transformer, _guided(samplings))
+        return PreparedRows(guided, self._layout(), samplings, self._resources(target, samplings))
 
     def prepare(
         self,
@@ -280,26 +280,38 @@ class LlamaGenGenerator(StreamsImages):
         Args:
             prompts: Prompts, or class labels as text.
             slack: Tokens that a window may extend past the end of the image.
-            temperature: As in a call.
-            guidance_scale: As in a call.
 
         Raises:
             PromptError: If the model does not accept a prompt.
         """
-        c = self.config
-        sampling = SamplingParams(
-            c.temperature if temperature is None else temperature,
-            c.top_k,
-            c.top_p,
-            guidance_of_call(c.guidance_scale if guidance_scale is None else guidance_scale),
-        )
-        if self.transformer.config.model_type == "t2i":
+        from mmspec.training.prepared import PreparedPrompts
+
+        gpt, samplings = self.transformer, [self._sampling(temperature, None, None, guidance_scale)] * len(prompts)
+        if gpt.config.model_type == "t2i":
             condition = self._condition(list(prompts), None, None, None)
-            return self._ready(condition, [sampling] * len(prompts), slack)
-        if wrong := [prompt for prompt in prompts if not prompt.isdecimal()]:
+        elif wrong := [prompt for prompt in prompts if not prompt.isdecimal()]:
             raise PromptError(f"prompt={wrong[0]!r} is not allowed; this model is class-conditional: give numbers")
-        condition = self._condition(None, [int(prompt) for prompt in prompts], None, None)
-        return self._ready(condition, [sampling] * len(prompts), slack)
+        else:
+            condition = self._condition(None, [int(prompt) for prompt in prompts], None, None)
+        condition = condition.to(gpt.device)
+        target = partial(self._target, condition, slack)
+
+        def small(model: Any, tokens: Tensor) -> Tensor:
+            mask = condition.mask
+            return model(tokens, condition.features, None if mask is None or bool(mask.all()) else mask)
+
+        def small_target(model: Any) -> Target:
+            return target(model, False)
+
+        return PreparedPrompts(
+            partial(target, gpt, _guided(samplings)),
+            self._layout(),
+            samplings,
+            self._resources(target, samplings),
+            None if gpt.cell else gpt.tok_embeddings.weight.detach(),
+            small,
+            small_target,
+        )
 
     def new_small(self) -> LlamaGenTransformer:
         """See `mmspec.vision.llamagen.components.smaller`."""
@@ -377,32 +389,29 @@ class LlamaGenGenerator(StreamsImages):
             typical_p=1.0 if typical_p is None else typical_p,
         )
 
-    def _ready(self, condition: Condition, samplings: Sequence[SamplingParams], slack: int) -> PreparedPrompts:
-        """A batch of conditions.
+    def _target(self, condition: Condition, slack: int, gpt: LlamaGenTransformer, guided: bool) -> Target:
+        """A transformer with conditions on its device, whose windows may extend `slack` tokens past the end."""
+        uncond = gpt.unconditional(len(condition.features)) if guided else None
+        return new_target(gpt, condition.features, uncond, condition.mask, slack)
+
+    def _layout(self) -> Layout:
+        """Of an image."""
+        side = self.transformer.config.grid_size
+        return Layout(length=side**2, width=side, cell=self.transformer.cell)
+
+    def _resources(
+        self, target: Callable[[LlamaGenTransformer, bool], Target], samplings: Sequence[SamplingParams]
+    ) -> DraftResources:
+        """The resources for drafters of a batch.
 
         Args:
-            condition: The conditions.
-            samplings: The sampling parameters of each row; guidance is on in all of them or in none.
-            slack: Tokens that a window may extend past the end of the image.
+            target: Makes a target with the conditions of the batch.
+            samplings: The sampling parameters of each row.
         """
-        condition = condition.to(self.transformer.device)
-        rows = len(condition.features)
-
-        def target(gpt: LlamaGenTransformer, guided: bool) -> Target:
-            uncond = gpt.unconditional(rows) if guided else None
-            return new_target(gpt, condition.features, uncond, condition.mask, slack)
-
-        def small(gpt: Any, tokens: Tensor) -> Tensor:
-            mask = condition.mask
-            return gpt(tokens, condition.features, None if mask is None or bool(mask.all()) else mask)
-
-        def small_target(gpt: Any) -> Target:
-            return target(gpt, False)
-
-        gpt, draft, grid = self.transformer, self.draft_transformer, self.transformer.config.grid_size
+        gpt, draft = self.transformer, self.draft_transformer
         # One codebook for tokens; for blocks, the same one for each token of a block.
         codebook = None if self.vqvae is None else partial(read_codebook, self.vqvae)
-        resources = DraftResources(
+        return DraftResources(
             table=self.table.ngrams() if self.table is not None else None,
             # The draft model is unguided unless the recipe sets its guidance: drafts from any q can be verified.
             draft_model=partial(target, draft, False) if draft is not None else None,
@@ -411,16 +420,7 @@ class LlamaGenGenerator(StreamsImages):
             codebook=None if gpt.cell else codebook,
             codebooks=partial(_codebooks, codebook, gpt.cell[0]) if gpt.cell and codebook is not None else None,
             adaptive_windows=adaptive_windows_of(gpt),
-            heads={kind: head.to(gpt.device, gpt.dtype) for kind, head in self.heads.items()},
-        )
-        return PreparedPrompts(
-            partial(target, gpt, any(each.guidance_scale != 1 for each in samplings)),
-            Layout(length=grid**2, width=grid, cell=gpt.cell),
-            samplings,
-            resources,
-            None if gpt.cell else gpt.tok_embeddings.weight.detach(),
-            small,
-            small_target,
+            heads=self.heads,
         )
 
     def _condition(
@@ -457,6 +457,11 @@ class LlamaGenGenerator(StreamsImages):
 
     def _finish_call(self) -> None:
         """Called at the end of a call, when no component is needed any more."""
+
+
+def _guided(samplings: Sequence[SamplingParams]) -> bool:
+    """Whether a batch is guided: all of its rows are, or none."""
+    return any(each.guidance_scale != 1 for each in samplings)
 
 
 def _codebooks(codebook: Callable[[], Codebook | None], count: int) -> list[Codebook]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from diffusers import ModelMixin
 
 from mmspec.vision.diffusers_config import DiffusersConfig
-from mmspec.vision.llamagen.ngram_tokens import NGramTokens
+from mmspec.vision.llamagen.components import NGramTokens
 
 
 class NGramTokenTable(ModelMixin, DiffusersConfig, NGramTokens):

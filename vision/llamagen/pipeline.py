@@ -7,12 +7,12 @@ from typing import Any
 
 from diffusers import ModelMixin
 
-from mmspec.heads.head import Head
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.llamagen.components import check_codes
 from mmspec.vision.llamagen.generation import LlamaGenGenerator
 from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
+from mmspec.vision.llamagen.model_heads import ModelHeads
 from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
@@ -77,7 +77,7 @@ class LlamaGenPipeline(FolderPipeline, LlamaGenGenerator):
         self.register_to_config(
             temperature=temperature, top_k=top_k, top_p=top_p, guidance_scale=guidance_scale, recipe=recipe
         )
-        self.heads: dict[str, Head] = {}
+        self.heads = ModelHeads(transformer)
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
         from mmspec.heads.checkpoint import save_heads
@@ -93,7 +93,7 @@ class LlamaGenPipeline(FolderPipeline, LlamaGenGenerator):
         if (folder / "drafters").is_dir():
             from mmspec.heads.checkpoint import load_heads  # all kinds of heads
 
-            pipe.heads = load_heads(folder)
+            pipe.heads.update(load_heads(folder))
         return pipe
 
     def _set_draft_transformer(self, small: LlamaGenTransformer) -> None:

@@ -1,4 +1,4 @@
-"""LlamaGen as a target: conditions, KV cache, attention masks and guidance rows."""
+"""LlamaGen as a target: conditions, KV cache, attention masks, guidance rows, and its CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torch import Tensor
 from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.graph_capture import use_cuda_graphs
 from mmspec.decoding.kv_cache import KVCache, LayerCopies, WindowSlots
-from mmspec.decoding.layer_run import LayerRun
-from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.quantized_cache import cache_bits
-from mmspec.decoding.target import EarlyExit, spread_layers
+from mmspec.decoding.target import EarlyExit, LayerRun, Target, check_prompts, embed_with_prompts, spread_layers
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.rows import PerRow, RowNames
 from mmspec.sampling.transfers import on_device
@@ -298,3 +297,24 @@ class LlamaGenTarget:
         """The additive mask [R, 1, W, end] of W entries of a tree; see `mmspec.decoding.attention_masks.tree_mask`."""
         bias = additive_mask(tree_mask(root, sees, end), self._causal.dtype, hidden=-torch.inf)
         return bias if self._padding is None else bias + self._padding[: len(root), :, -1:, :end]
+
+
+def new_target(
+    gpt: LlamaGenTransformer, condition: Tensor, uncond: Tensor | None, mask: Tensor | None, slack: int
+) -> Target:
+    """A `LlamaGenTarget` of these arguments, with its windows captured in CUDA graphs on a CUDA device."""
+    if not use_cuda_graphs(gpt.device) or _hooked(gpt):
+        return LlamaGenTarget(gpt, condition, uncond, mask, slack)
+    from mmspec.decoding.kept_graphs import ROUND, with_kept_graphs
+
+    # Rounded up, so that recipes with different windows have the same shapes.
+    slack += -(gpt.config.cls_token_num + gpt.config.grid_size**2 + slack) % ROUND
+    # Ordinary tensors, because later calls may write to them outside of inference mode.
+    with torch.inference_mode(False), torch.no_grad():
+        target = LlamaGenTarget(gpt, condition, uncond, mask, slack)
+    return with_kept_graphs(target, gpt)
+
+
+def _hooked(gpt: LlamaGenTransformer) -> bool:
+    """Whether a hook of accelerate or diffusers moves or casts weights, which rules out CUDA graphs."""
+    return any(hasattr(m, "_hf_hook") or hasattr(m, "_diffusers_hook") for m in gpt.modules())

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.decoding.kv_cache import KVCache, Store, WindowSlots
-from mmspec.decoding.layer_run import LayerRun
+from mmspec.decoding.target import LayerRun
 from mmspec.errors import ArgumentError
 from mmspec.heads.rotary import grid_table, rotate
 from mmspec.vision.component import Component, stores_arguments
@@ -132,7 +132,6 @@ class LlamaGenTransformer(Component):
         vocab_size: Image tokens, ids 0..vocab_size-1.
         dim: Width.
         n_layer: Depth.
-        n_head: Heads.
         ffn_dim: The width of the feed-forward part, by default `2/3 * 4 * dim` rounded up to `multiple_of`.
         multiple_of: The default of `ffn_dim` is a multiple of this.
         model_type: `"c2i"` (condition: class ids [B]) or `"t2i"` (condition: caption features [B, T, caption_dim]).
@@ -151,7 +150,7 @@ class LlamaGenTransformer(Component):
         ArgumentError: If an argument has a value that is not allowed.
     """
 
-    saved_as = "LlamaGenGPT"  # the class in the config.json of a saved one
+    saved_as = "LlamaGenGPT"
 
     @stores_arguments
     def __init__(

@@ -6,7 +6,6 @@ tensors under `model`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,32 +16,12 @@ from torch import Tensor
 
 from mmspec.errors import ModelError
 from mmspec.files.checkpoint import building, check_tensors, count_blocks, sizes_of
+from mmspec.vision.hf.vqgan import rename
 from mmspec.vision.llamagen.checkpoint import read_tensors
-from mmspec.vision.llamagen.tokenizer import ATTENTION, RESIDUAL
 
 SCALE = 0.2325
 # Discriminator and perceptual loss, which checkpoints of training contain.
 TRAINING = "loss."
-
-
-def rename(key: str, levels: int) -> str:
-    """The name in `AutoencoderKL` of an original parameter; `levels` is the number of resolutions."""
-    if match := re.fullmatch(r"(en|de)coder\.(down|up)\.(\d+)\.(block|attn)\.(\d+)\.(\w+)\.(\w+)", key):
-        half, way, level, kind, index, part, leaf = match.groups()
-        group, names = ("resnets", RESIDUAL) if kind == "block" else ("attentions", ATTENTION)
-        # The original decoder numbers its levels from the image, diffusers from the latents.
-        at = int(level) if way == "down" else levels - 1 - int(level)
-        return f"{half}coder.{way}_blocks.{at}.{group}.{index}.{names.get(part, part)}.{leaf}"
-    if match := re.fullmatch(r"(en|de)coder\.(down|up)\.(\d+)\.(?:down|up)sample\.conv\.(\w+)", key):
-        half, way, level, leaf = match.groups()
-        at = int(level) if way == "down" else levels - 1 - int(level)
-        return f"{half}coder.{way}_blocks.{at}.{way}samplers.0.conv.{leaf}"
-    if match := re.fullmatch(r"(en|de)coder\.mid\.(block_1|block_2|attn_1)\.(\w+)\.(\w+)", key):
-        half, which, part, leaf = match.groups()
-        if which == "attn_1":
-            return f"{half}coder.mid_block.attentions.0.{ATTENTION.get(part, part)}.{leaf}"
-        return f"{half}coder.mid_block.resnets.{int(which[-1]) - 1}.{RESIDUAL.get(part, part)}.{leaf}"
-    return key.replace(".norm_out.", ".conv_norm_out.")
 
 
 def kl16_config(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

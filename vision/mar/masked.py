@@ -56,7 +56,6 @@ def missing(places: int, passes: int) -> list[int]:
 
     Args:
         places: N.
-        passes: S.
 
     Raises:
         ArgumentError: If `passes` is not in 1..places.
@@ -81,7 +80,6 @@ class PassBatch(ClosedBatch):
         labels: Class ids int64 [B].
         order: int64 [B, N], the places of each row in generation order.
         guided: Whether to compute unconditional conditions as well.
-        passes: S.
         shortcuts: Lossy shortcuts.
         seeds: One per row.
         watch: What to show; the latents of a `Step` are in generation order.

@@ -28,8 +28,7 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
-from mmspec.vision.callbacks import CallbackOnStepEnd
-from mmspec.vision.calls import generate_tokens, image_request, read_options
+from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens, image_request, read_options
 from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.folder_pipeline import FolderPipeline
@@ -387,7 +386,6 @@ def latents_so_far(order: Tensor, dim: int, step: Step) -> Tensor:
     Args:
         order: The places of the latents in the order in which they are generated, int64 [B, N].
         dim: D.
-        step: The step.
     """
     latents = torch.full((*order.shape, dim), torch.nan, device=step.tokens[0].device)
     for row, found, places in zip(latents, step.tokens, order.to(latents.device), strict=True):

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import torch
 
-# diffusers finds the classes of saved components in imported modules only.
-import mmspec.vision.scenes.text
-import mmspec.vision.shapes.tokenizer  # noqa: F401
-from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
+from mmspec.vision.llamagen.embedded import EmbeddedLlamaGen
 from mmspec.vision.scenes.config import WEIGHTS
+from mmspec.vision.scenes.text_encoder import SceneEncoder
 
 
-def load(*, device: str = "cpu", dtype: torch.dtype = torch.float32, weights: Path = WEIGHTS) -> LlamaGenPipeline:
+def load(*, device: str = "cpu", dtype: torch.dtype = torch.float32, weights: Path = WEIGHTS) -> EmbeddedLlamaGen:
     """The scenes pipeline.
 
     Args:
@@ -21,5 +19,4 @@ def load(*, device: str = "cpu", dtype: torch.dtype = torch.float32, weights: Pa
         dtype: The type of the weights.
         weights: The folder of the pipeline.
     """
-    # Without this argument diffusers warns on stderr if accelerate is not installed.
-    return LlamaGenPipeline.from_pretrained(weights, dtype=dtype, low_cpu_mem_usage=False).to(device)
+    return EmbeddedLlamaGen.from_folder(weights, SceneEncoder, device, dtype)

@@ -1,40 +1,14 @@
-"""The text encoder of the scenes model, which parses prompts and has no trained weights."""
+"""The text encoder of the scenes model as a model of diffusers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from diffusers import ModelMixin
 
-import torch
-from diffusers.configuration_utils import ConfigMixin, register_to_config
-from diffusers.models.modeling_utils import ModelMixin
-
-from mmspec.vision.scenes.domain import CONDITION_SLOTS, FEATURE_DIM, features
-from mmspec.vision.scenes.grammar import parse
+from mmspec.vision.diffusers_config import DiffusersConfig
+from mmspec.vision.scenes.text_encoder import SceneEncoder
 
 
-class ScenesTextEncoder(ModelMixin, ConfigMixin):
-    """Converts prompts to features [B, T, C]: T = 5 condition slots, C values of all caption slots.
+class ScenesTextEncoder(ModelMixin, DiffusersConfig, SceneEncoder):
+    """A `SceneEncoder` that is saved and loaded as a component of a diffusers pipeline."""
 
-    Raises:
-        ValueError: If it was saved for another number of slots or values.
-    """
-
-    scale: torch.Tensor
-
-    @register_to_config
-    def __init__(self, slots: int = CONDITION_SLOTS, feature_dim: int = FEATURE_DIM) -> None:
-        super().__init__()
-        if (slots, feature_dim) != (CONDITION_SLOTS, FEATURE_DIM):
-            raise ValueError(
-                f"the text encoder was saved for {slots} slots of {feature_dim} values; "
-                f"this version has {CONDITION_SLOTS} of {FEATURE_DIM}"
-            )
-        # A model without tensors has no dtype and no device, and cannot be saved.
-        self.register_buffer("scale", torch.ones(1))
-
-    @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features [B, T, C] in the dtype of the module, and a mask int64 [B, T] of ones: no slot is padding."""
-        rows = features([parse(prompt) for prompt in prompts])
-        embeds = rows.to(self.scale) * self.scale
-        return embeds, torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device)
+    __init__ = SceneEncoder.__init__

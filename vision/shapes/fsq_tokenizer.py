@@ -84,6 +84,7 @@ class FSQTokenizer(Component):
         grid_size: Tokens per side of an image.
     """
 
+    saved_as = "ShapesTokenizer"
     book: torch.Tensor
 
     @stores_arguments

@@ -12,7 +12,6 @@ class PromptWords:
     """The words of a prompt, which are consumed from the front. Case and punctuation are ignored.
 
     Args:
-        prompt: The prompt.
         known: The words of the grammar.
         ignored: Words that may stand anywhere, such as articles.
         grammar: The grammar, for messages.

@@ -18,6 +18,7 @@ class CaptionEncoder(Component):
         ValueError: If it was saved for another number of slots or values.
     """
 
+    saved_as = "ShapesTextEncoder"
     scale: torch.Tensor
 
     @stores_arguments

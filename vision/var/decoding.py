@@ -72,7 +72,6 @@ class _Model:
     """One model with its prompts and its cache.
 
     Args:
-        model: The model.
         labels: int64 [B].
         guided: Whether to compute unconditional rows too.
     """
@@ -129,7 +128,6 @@ class MapBatch(ClosedBatch):
     Args:
         large: The model.
         small: The model of the last maps; None if `large` generates all.
-        tokenizer: The tokenizer.
         labels: Classes int64 [B].
         samplings: Temperature, top-k and top-p of each row.
         settings: Which model generates which maps.
@@ -212,7 +210,6 @@ def map_distances(
     Args:
         large: The large model.
         small: The small model.
-        tokenizer: The tokenizer.
         labels: int64 [B].
         samplings: As of `MapBatch`.
         scale: As of `MapSettings`.

@@ -20,8 +20,7 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
-from mmspec.vision.callbacks import CallbackOnStepEnd
-from mmspec.vision.calls import generate_tokens, image_request, read_options
+from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens, image_request, read_options
 from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.folder_pipeline import FolderPipeline

@@ -113,7 +113,6 @@ class VARTransformer(ModelMixin, ConfigMixin):
         heads: Attention heads.
         vocab_size: V, the codes of the tokenizer.
         code_dim: Numbers per code.
-        num_classes: Classes.
         mlp_ratio: Width of the feed-forward parts relative to `dim`.
         l2_norm: Whether queries and keys are normalized, as in all published models.
         shared_aln: Whether the layers share the linear layer of the class, as in the published model of 512 pixels.

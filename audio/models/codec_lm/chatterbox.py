@@ -120,11 +120,9 @@ def read(
     """Reads a Chatterbox from its published folder.
 
     Args:
-        folder: The folder.
         tokenizer: A tokenizer, or its path; None is the one in the folder.
         voice: A file like `conds.pt`, or the mapping under its key `t3`; None is the file in the folder.
         device: Where to load the model.
-        dtype: Its dtype.
         options: `exaggeration` is taken from it: how emotional the voice is, 0.5 is neutral; None is that of the voice.
 
     Raises:
@@ -152,11 +150,9 @@ def read_t3(
     """Reads a Chatterbox from a file of weights.
 
     Args:
-        file: The file.
         encode: Maps a text to its ids.
         voice: A file like `conds.pt`, or the mapping under its key `t3`; None is the file in the folder of `file`.
         device: Where to load the model.
-        dtype: Its dtype.
         options: `exaggeration` is taken from it, see `read`.
         names: The names of the model's options besides `exaggeration`.
 

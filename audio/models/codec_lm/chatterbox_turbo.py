@@ -130,11 +130,9 @@ def read(
     """Reads a Chatterbox Turbo or Nano from its published folder.
 
     Args:
-        folder: The folder.
         tokenizer: A tokenizer, or its path; None is the one in the folder.
         voice: A file like `conds.pt`, or the mapping under its key `t3`; None is the file in the folder.
         device: Where to load the model.
-        dtype: Its dtype.
         options: Not used.
 
     Raises:

@@ -135,12 +135,10 @@ def read(
     """Reads a CosyVoice 2 or 3 from its published folder.
 
     Args:
-        folder: The folder.
         tokenizer: A tokenizer, which must have the model's tokens, or its path; None is the one in the folder. The
             model's tokens are added to a tokenizer that is read from files.
         voice: A `mmspec.audio.reference_audio.ReferenceCodes` to continue, or None.
         device: Where to load the model.
-        dtype: Its dtype.
         options: `exclude_repeated` is taken from it: False samples as the package did before February 2026.
 
     Raises:

@@ -225,7 +225,6 @@ def fill(file: Path, module: nn.Module, state: dict[str, Any], prefix: str) -> A
 
     Args:
         file: Where the state comes from, for errors.
-        module: The module.
         state: The state dict.
         prefix: Removed from the names.
 

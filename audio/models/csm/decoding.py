@@ -108,7 +108,6 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     are reported to `on_step` and `on_stats` only.
 
     Args:
-        call: The call.
         ahead: Frames in a window, see `mmspec.audio.depth.frame_windows.frames_ahead`.
 
     Raises:

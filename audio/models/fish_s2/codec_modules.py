@@ -260,11 +260,7 @@ class Quantizer(nn.Module):
 
 
 class FishCodecModel(nn.Module):
-    """Encoder, quantizer and decoder.
-
-    Args:
-        sizes: Their sizes.
-    """
+    """Encoder, quantizer and decoder."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
 from mmspec.audio.models.fish_s2.model import FishS2
-from mmspec.hf.cache_name import cache_input
+from mmspec.hf.cache_name import run_decoder
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -62,7 +62,6 @@ class FishFrames(DepthFrames):
     """A model with its prompts given.
 
     Args:
-        model: The model.
         prompts: The text ids int64 [T] of each row, -1 in the places of its voice, and the voice's frames int64 [n, K].
         length: Frames to generate, with the one that ends a row.
         first: How first codes are sampled.
@@ -93,11 +92,7 @@ def embed_prompt(model: FishS2, ids: Tensor, voice: Tensor) -> Tensor:
 
 
 class FishDepth:
-    """The transformer along the depth; see `mmspec.audio.depth.depth_target.DepthDecoder`.
-
-    Args:
-        model: The model.
-    """
+    """The transformer along the depth; see `mmspec.audio.depth.depth_target.DepthDecoder`."""
 
     def __init__(self, model: FishS2) -> None:
         self.vocab_size = model.config.codes
@@ -110,14 +105,7 @@ class FishDepth:
         return embeds
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        hidden: Tensor = self._model.fast(
-            inputs_embeds=embeds,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            **cache_input(self._model.fast, cache),
-        ).last_hidden_state
-        return hidden
+        return run_decoder(self._model.fast, embeds, mask, positions, cache)
 
     def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         logits: Tensor = self._model.fast_head(hidden)

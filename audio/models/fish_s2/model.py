@@ -209,16 +209,7 @@ def halves(tensor: Tensor, heads: int) -> Tensor:
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> FishS2:
-    """The model in a published folder, in evaluation mode.
-
-    Args:
-        folder: Contains `config.json` and the weights, as `.safetensors`.
-        device: Where to put the model.
-        dtype: The type of its weights, or "auto" for that of the files.
-
-    Raises:
-        ModelError: If files are missing, damaged or of another model.
-    """
+    """The model in a published folder; see `mmspec.audio.published_folder.read_published`."""
     what, found, state = f"model {str(folder)!r}", read_json(folder / "config.json"), read_model_tensors(folder)
     check_depths(what, {name: each for name, each in found.items() if name != "audio_encoder_config"}, len(state))
     with building(what, "a Fish S2"):

@@ -65,7 +65,6 @@ class FishPart:
     """A part of a text.
 
     Attributes:
-        text: The text.
         voice: The voice, or None.
     """
 
@@ -80,10 +79,7 @@ class FishAdapter:
     text are spoken with the voices of the first.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
         codec: The codec of its codes.
-        options: The options.
         draft_model: A smaller model of the family, or None.
 
     Raises:

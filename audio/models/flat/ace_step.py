@@ -31,7 +31,7 @@ from mmspec.hf.causal_target import Backbone, CausalTarget, slice_head, with_cud
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits_processors import FORBIDDEN
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.top_p import keep_top_p
+from mmspec.sampling.truncation import keep_top_p
 
 CODES, RATE = 64000, 5  # codes of the codebook, and per second
 SECONDS, LEAST, MOST = 60.0, 10.0, 600.0
@@ -46,7 +46,6 @@ class Song:
     """What a song is made from, besides its caption.
 
     Attributes:
-        lyrics: The lyrics.
         metadata: Values of `FIELDS`; those of `METADATA` are needed.
         negative_prompt: A caption that guidance leads away from; None is the song's own, without its metadata.
         seconds: Duration.
@@ -85,7 +84,6 @@ class AceStepAdapter:
 
     Args:
         model: A `Qwen3ForCausalLM`.
-        tokenizer: Its tokenizer.
         codec: Makes audio of the codes, with one codebook.
         song: What songs are made from.
         draft_model: A smaller model of the family, or None.
@@ -218,8 +216,6 @@ def make(
     """The `AceStepAdapter` of a loaded model.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
         codec: Makes audio of the codes.
         config: The options: `lyrics`, "[Instrumental]" without them, `metadata` and `negative_prompt`.
         draft_model: A smaller model, or None.

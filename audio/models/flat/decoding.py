@@ -44,7 +44,6 @@ def refuse_backbone(model: Any, positions: int) -> None:
     """Checks that a model attends to all of its positions, and that its logits are those of its head.
 
     Args:
-        model: The model.
         positions: Tokens of the prompt and new ones.
 
     Raises:

@@ -26,7 +26,6 @@ def kani_style(config: Any, tokenizer: Any) -> Style:
 
     Args:
         config: The model's configuration.
-        tokenizer: Its tokenizer.
 
     Raises:
         ModelError: If the configuration names speakers in another form.

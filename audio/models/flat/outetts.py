@@ -53,7 +53,6 @@ def outetts_style(config: Any, tokenizer: Any, speaker: Mapping[str, Any] | None
 
     Args:
         config: The model's configuration.
-        tokenizer: Its tokenizer.
         speaker: A speaker as the package saves it, see `read_speaker`; None lets the model draw one for every part.
 
     Raises:

@@ -26,7 +26,6 @@ def soprano_style(config: Any, tokenizer: Any) -> Style:
 
     Args:
         config: The model's configuration.
-        tokenizer: Its tokenizer.
     """
     end = config.eos_token_id
     # The package's defaults; its temperature of 0 becomes 0.001, and transformers' generate adds a top-k.

@@ -79,7 +79,6 @@ class WithSpeaker:
     """A codec of frames that end with the codes of a speaker, for frames with and without them.
 
     Args:
-        codec: The codec.
         speaker: int64 [32], the speaker of all frames; None is the one in the frames, and refuses those without.
     """
 
@@ -143,7 +142,6 @@ def made_up_style(
 
     Args:
         config: The model's configuration.
-        tokenizer: Its tokenizer.
         gender: One of `GENDERS`.
         pitch: One of `LEVELS`.
         speed: One of `LEVELS`.

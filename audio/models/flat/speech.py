@@ -180,7 +180,6 @@ class FlatAdapter:
 
     Args:
         model: A `LlamaForCausalLM`, a `Qwen2ForCausalLM` or similar.
-        tokenizer: Its tokenizer.
         codec: The codec of its codes, with as many codebooks as a super-frame has slots.
         style: A `Style`, or the name of one of `STYLES`.
         draft_model: A smaller model of the family, or None.

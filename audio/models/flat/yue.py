@@ -229,7 +229,6 @@ def make(model: Any, tokenizer: Any, codec: Codec | None, config: Mapping[str, A
     """The `YuEAdapter` of a loaded model.
 
     Args:
-        model: The model.
         tokenizer: An object whose method `encode` makes ids of a text without special tokens, or the file of a
             sentencepiece model.
         codec: Makes audio of a track, with 8 codebooks; without a second stage, of the two tracks, with 2.

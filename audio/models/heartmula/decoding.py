@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
 from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.models.heartmula.model import HeartMuLa
-from mmspec.hf.cache_name import cache_input
+from mmspec.hf.cache_name import run_decoder
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -34,7 +34,6 @@ class HeartMuLaFrames(DepthFrames):
     """A HeartMuLa with its prompts given.
 
     Args:
-        model: The model.
         prompts: One per row.
         length: Frames to generate.
         slack: How many frames a window may reach past the end.
@@ -59,11 +58,7 @@ class HeartMuLaFrames(DepthFrames):
 
 
 class HeartMuLaDepth:
-    """The depth decoder; see `mmspec.audio.depth.depth_target.DepthDecoder`.
-
-    Args:
-        model: The model.
-    """
+    """The depth decoder; see `mmspec.audio.depth.depth_target.DepthDecoder`."""
 
     def __init__(self, model: HeartMuLa) -> None:
         self.vocab_size = model.config.audio_vocab_size
@@ -74,14 +69,7 @@ class HeartMuLaDepth:
         return self._model.embed_codes(tokens, books)
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        hidden: Tensor = self._model.decoder(
-            inputs_embeds=self._model.projection(embeds),
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            **cache_input(self._model.decoder, cache),
-        ).last_hidden_state
-        return hidden
+        return run_decoder(self._model.decoder, self._model.projection(embeds), mask, positions, cache)
 
     def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         weight = self._model.audio_head

@@ -183,16 +183,7 @@ def converted(state: Mapping[str, Tensor], config: HeartMuLaConfig) -> dict[str,
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> HeartMuLa:
-    """The model in a published folder, in evaluation mode.
-
-    Args:
-        folder: Contains `config.json` and the weights, as `.safetensors`.
-        device: Where to put the model.
-        dtype: The type of its weights, or "auto" for that of the files.
-
-    Raises:
-        ModelError: If files are missing, damaged or of another model.
-    """
+    """The model in a published folder; see `mmspec.audio.published_folder.read_published`."""
     what = f"model {str(folder)!r}"
     config, state = read_config(read_json(folder / "config.json"), what), read_model_tensors(folder)
     with building(what, "a HeartMuLa"), torch.device("meta"):

@@ -54,8 +54,6 @@ class HeartMuLaAdapter:
     Lyrics are not split: a song is one piece. Guidance applies to the first code and to those along the depth.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
         codec: The codec of its codes.
         ids: The content of `gen_config.json`.
         options: How songs are made.

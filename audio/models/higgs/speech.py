@@ -36,7 +36,6 @@ class HiggsPart:
     """A part of a text.
 
     Attributes:
-        text: The text.
         speakers: The speakers' tags of the whole text.
         context: Reference audio, or the first part of the text, whose voices the part keeps; or None.
     """
@@ -54,7 +53,6 @@ class HiggsAdapter:
 
     Args:
         model: A `HiggsAudioV2ForConditionalGeneration`.
-        processor: Its processor.
         codec: The codec of its codes.
         draft_model: A smaller model of the family, or None.
         frames: Frames of a part, at most.

@@ -155,15 +155,9 @@ def renamed(state: Mapping[str, Tensor], tied: bool) -> tuple[dict[str, Tensor],
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> tuple[HiggsV3, dict[str, Tensor]]:
-    """The model in a published folder, in evaluation mode, and the tensors of the codec in its files.
+    """The model in a published folder, and the tensors of the codec in its files.
 
-    Args:
-        folder: Contains `config.json` and the weights, as `.safetensors`.
-        device: Where to put the model.
-        dtype: The type of its weights, or "auto" for that of the files.
-
-    Raises:
-        ModelError: If files are missing, damaged or of another model.
+    See `mmspec.audio.published_folder.read_published`.
     """
     what, found, state = f"model {str(folder)!r}", read_json(folder / "config.json"), read_model_tensors(folder)
     check_depths(what, found, len(state))

@@ -53,7 +53,6 @@ class HiggsV3Part:
     """A part of a text.
 
     Attributes:
-        text: The text.
         voice: The voice, or None.
     """
 
@@ -67,10 +66,8 @@ class HiggsV3Adapter:
     Without a voice, the later parts of a text are spoken with the voice of the first.
 
     Args:
-        model: The model.
         tokenizer: Its tokenizer, with the marks of its prompts.
         codec: The codec of its codes.
-        options: The options.
         draft_model: A smaller model of the family, or None.
 
     Raises:

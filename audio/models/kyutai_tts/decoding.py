@@ -38,12 +38,7 @@ class VoicedDecoder:
     """The transformer over the frames, with the voices that its rows attend to.
 
     Args:
-        model: The model.
         voices: [B, S, D], see `KyutaiTTS.voice_states`; None for models that attend to none.
-
-    Attributes:
-        model: The model.
-        voices: The voices.
     """
 
     ROWS = ("voices", "_keys")
@@ -107,9 +102,6 @@ class VoicedTarget(CausalTarget):
     Args:
         decoder: The transformer.
         cond: As in `CausalTarget`, like the others.
-        uncond: See there.
-        length: See there.
-        slack: See there.
     """
 
     ROWS = (*CausalTarget.ROWS, "_voiced")
@@ -170,7 +162,6 @@ class KyutaiFrames:
     read neither text nor prefix.
 
     Args:
-        model: The model.
         machines: The words of each row.
         voices: What the rows attend to, [B, S, D], see `KyutaiTTS.voice_states`; or the prefix of each row, int64
             [K, P].
@@ -310,7 +301,6 @@ class KyutaiFrames:
 
         Args:
             logits: Of text ids, whose unconditional ones are not used.
-            numbers: As above.
         """
         made = F.pad(decision(logits.cond, self._sampling), (0, self.vocab_size - LAST - 1), value=-torch.inf)
         forced = [

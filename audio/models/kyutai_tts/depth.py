@@ -31,7 +31,6 @@ class KyutaiDepth:
     same tokens; R is then 2 * B, else B.
 
     Args:
-        model: The model.
         hidden: [R, D], the hidden state of the frame, that of the unconditional rows last.
         text: int64 [B], the text id.
         given: Host int64 [B, K], the codes that are given; -1 for those that are generated.
@@ -39,7 +38,6 @@ class KyutaiDepth:
         window: How far a window may reach past the end.
 
     Attributes:
-        start: As given.
         prompt_slots: Slots that the prefill reads.
         inputs: What a frame begins with, by row: the hidden state and the text id.
     """

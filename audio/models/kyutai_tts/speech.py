@@ -68,10 +68,8 @@ class KyutaiAdapter:
     Where the voice is the beginning of the audio, guidance is that of codes alone; the original's default is 2.
 
     Args:
-        model: The model.
         encode: Makes text ids of a word.
         codec: The codec of its codes.
-        options: The options.
 
     Raises:
         ArgumentError: For options that the model does not have.

@@ -21,7 +21,6 @@ class MagnetBlocks:
     masked, as the model was trained to fill codebook k. It is not guided.
 
     Args:
-        model: The model.
         states: [B, S, C], the states of its text encoder.
         mask: bool [B, S].
         delays: The delay of each codebook, in columns.

@@ -22,7 +22,6 @@ class MagnetConfig:
         codes: Codes of each, V; the code V stands for a masked place.
         dim: Width, D.
         heads: Attention heads.
-        layers: Layers.
         hidden: Width of the feed-forward layers.
         text_dim: Width of the text encoder.
         seconds: Duration of the audio.

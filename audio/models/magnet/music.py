@@ -39,7 +39,6 @@ class TextEncoder:
 
     Attributes:
         model: A `T5EncoderModel`.
-        tokenizer: Its tokenizer.
     """
 
     model: Any
@@ -56,8 +55,6 @@ class MagnetAdapter:
     """The `mmspec.audio.adapter.SpeechAdapter` of MAGNeT. It implements `mmspec.audio.adapter.SupportsDuration`.
 
     Args:
-        model: The model.
-        text_encoder: The text encoder.
         codec: The codec of its codes.
         steps: Steps of each codebook; None is as published, 20 for the first and 10 for each other.
         ahead: States of each row in a call, see `mmspec.masked.loop.MaskedBatch`.
@@ -147,7 +144,6 @@ def from_folder(
     """The adapter of a published folder.
 
     Args:
-        folder: The folder.
         codec: The codec; None is the one in the folder, or that it names.
         config: `text_encoder`, a folder or Hub id of T5 with its tokenizer, by default the one that the file names;
             `steps`, `ahead` and `last_guidance_scale`, see `MagnetAdapter`.

@@ -20,7 +20,7 @@ from mmspec.masked.loop import Ints
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rng import CounterRNG
 from mmspec.sampling.sampler import keep_top_k
-from mmspec.sampling.top_p import keep_top_p
+from mmspec.sampling.truncation import keep_top_p
 
 KEPT = -1e4  # the score of spans that are not masked again
 LAST_GUIDANCE = 1.0  # the published default
@@ -77,10 +77,8 @@ class MagnetProcess:
     """A batch of texts for `mmspec.masked.loop.MaskedBatch`; the places of a state are K codebooks of T frames.
 
     Args:
-        model: The model.
         text: [B, S, D], see `MagnetTransformer.read_text`.
         text_mask: bool [B, S].
-        schedule: The schedule.
         sampling: Temperature of the first step of each codebook, top-k and top-p. Temperature 0 takes the most likely
             codes.
         seeds: One per row.

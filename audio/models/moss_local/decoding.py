@@ -33,7 +33,6 @@ class MossLocalFrames(DepthFrames):
     logits include the sampling parameters, which apply to the code alone.
 
     Args:
-        model: The model.
         prompts: The text ids int64 [T] and codes int64 [T, K] of each row's prompt.
         length: Frames to generate, with the one that ends a row.
         sampling: Sampling parameters of codes; a temperature of 0 takes the most likely of "another frame" and "the
@@ -95,11 +94,7 @@ class FirstToken:
 
 
 class MossLocalDepth:
-    """The transformer along the depth; see `mmspec.audio.depth.depth_target.DepthDecoder`.
-
-    Args:
-        model: The model.
-    """
+    """The transformer along the depth; see `mmspec.audio.depth.depth_target.DepthDecoder`."""
 
     def __init__(self, model: MossLocal) -> None:
         self.vocab_size = model.config.codes

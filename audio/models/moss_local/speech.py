@@ -53,10 +53,7 @@ class MossLocalAdapter(MossSpeaker):
     Without a voice, the later parts of a text are spoken with the voice of the first.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
         codec: The codec of its codes.
-        options: The options.
         draft_model: A smaller model of the family, or None.
     """
 

@@ -31,7 +31,6 @@ class LocalV1Frames(DepthFrames):
     as each codebook comes once per frame, the penalties of a frame are known before its first code.
 
     Args:
-        model: The model.
         prompts: The text ids int64 [T] and codes int64 [T, k] of each row's prompt; k codebooks are generated.
         length: Frames to generate, with the one that ends a row.
         sampling: Sampling parameters of codes. A temperature of 0 takes the most likely tokens without penalties, as
@@ -144,7 +143,6 @@ class LocalV1Depth:
     """The layers along the depth; see `mmspec.audio.depth.depth_target.DepthDecoder`.
 
     Args:
-        model: The model.
         codes: Codebooks that are generated.
     """
 

@@ -67,7 +67,6 @@ class MossPart:
     """A part of a text.
 
     Attributes:
-        text: The text.
         voice: The codes of the voice, int64 [F, K], or None.
     """
 
@@ -81,11 +80,8 @@ class MossSpeaker(ABC):
     Without a voice, the later parts of a text are spoken with the voice of the first.
 
     Args:
-        tokenizer: The tokenizer.
         codec: The codec of its codes.
-        options: The options.
         codebooks: Codebooks of the model.
-        codes: Codes of each.
         columns: Columns of a part, at most.
         positions: Positions of the model.
 
@@ -183,9 +179,6 @@ def chat_prompt(
     """A prompt of the models whose messages are written by the tokenizer's chat template.
 
     Args:
-        tokenizer: The tokenizer.
-        options: The options.
-        text: The text.
         voice: Columns of a voice as they are read, int64 [n, K]; or None.
         marks: The text ids that begin audio, stand for its columns, and end it.
         codes: The code that is padding, and K.

@@ -246,14 +246,8 @@ def prepare_frames(
 
     Args:
         model: As there, like the arguments that are not described here.
-        inputs: As there.
-        recipe: As there.
         temperatures: One per row.
-        draft_model: As there.
         limits: Latents of each row, at most.
-        num_flow_steps: As there.
-        eos_threshold: As there.
-        min_frames_before_eos: As there.
 
     Raises:
         ArgumentError: For an argument whose value is not allowed.

@@ -80,7 +80,6 @@ class Qwen2_5OmniAdapter:
         model: A `Qwen2_5OmniForConditionalGeneration`.
         processor: Its processor, or its tokenizer with the chat template.
         codec: The codec of its codes; None is the model's own.
-        options: The options.
 
     Raises:
         ArgumentError: For a speaker that the model does not have.

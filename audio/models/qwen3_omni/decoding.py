@@ -26,7 +26,7 @@ from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_padding, read_processors, read_sampling, refuse_modes
-from mmspec.hf.cache_name import cache_input
+from mmspec.hf.cache_name import run_decoder
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.prepared_inputs import refuse_unknown_inputs
@@ -65,14 +65,7 @@ class Qwen3OmniDepth:
         )
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        hidden: Tensor = self._talker.code_predictor.model(
-            inputs_embeds=embeds,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            **cache_input(self._talker.code_predictor.model, cache),
-        ).last_hidden_state
-        return hidden
+        return run_decoder(self._talker.code_predictor.model, embeds, mask, positions, cache)
 
     def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         lm_head = self._talker.code_predictor.lm_head
@@ -122,7 +115,6 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     the talker does. After the end of a row follows padding.
 
     Args:
-        call: The call.
         ahead: Frames in a window, see `mmspec.audio.depth.frame_windows`; 0 keeps windows inside a frame.
 
     Returns:

@@ -79,7 +79,6 @@ class Qwen3OmniAdapter:
         model: A `Qwen3OmniMoeForConditionalGeneration`.
         processor: Its processor, or its tokenizer with the chat template.
         codec: The codec of its codes.
-        options: The options.
 
     Raises:
         ModelError: If the model has no talker, or the codec does not fit.

@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_length
 from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS
-from mmspec.hf.cache_name import cache_input
+from mmspec.hf.cache_name import run_decoder
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -29,7 +29,6 @@ class Qwen3TTSFrames(DepthFrames):
     tokens generated so far, and no end before frame 2.
 
     Args:
-        model: The model.
         prompts: The embeddings [T, D] of each row's prompt, and those [n, D] of the text that is added to its first n
             frames; the last of them is added to all later ones.
         length: Frames to generate.
@@ -54,11 +53,7 @@ class Qwen3TTSFrames(DepthFrames):
 
 
 class Qwen3TTSDepth:
-    """The code predictor; see `mmspec.audio.depth.depth_target.DepthDecoder`.
-
-    Args:
-        model: The model.
-    """
+    """The code predictor; see `mmspec.audio.depth.depth_target.DepthDecoder`."""
 
     def __init__(self, model: Qwen3TTS) -> None:
         self.vocab_size = int(model.config.predictor.vocab_size)
@@ -76,14 +71,7 @@ class Qwen3TTSDepth:
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         predictor = self._model.talker.code_predictor
-        hidden: Tensor = predictor.model(
-            inputs_embeds=predictor.small_to_mtp_projection(embeds),
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            **cache_input(predictor.model, cache),
-        ).last_hidden_state
-        return hidden
+        return run_decoder(predictor.model, predictor.small_to_mtp_projection(embeds), mask, positions, cache)
 
     def head(self, hidden: Tensor, heads: Tensor | int) -> Tensor:
         lm_head = self._model.talker.code_predictor.lm_head

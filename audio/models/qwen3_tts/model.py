@@ -76,7 +76,6 @@ class Qwen3TTS(nn.Module):
         config: Its configuration.
 
     Attributes:
-        config: The same.
         talker: Talker and code predictor.
         speaker_encoder: Maps mel spectrograms [B, F, mel_dim] to vectors [B, talker's width]; None unless the model
             clones voices.
@@ -136,16 +135,7 @@ def _decoder(sizes: Any) -> Any:
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> Qwen3TTS:
-    """The model in a published folder, in evaluation mode.
-
-    Args:
-        folder: Contains `config.json` and the weights, as `.safetensors`.
-        device: Where to put the model.
-        dtype: The type of its weights, or "auto" for that of the files.
-
-    Raises:
-        ModelError: If files are missing, damaged or of another model.
-    """
+    """The model in a published folder; see `mmspec.audio.published_folder.read_published`."""
     what, found = f"model {str(folder)!r}", read_json(folder / "config.json")
     state = read_model_tensors(folder)
     check_depths(what, found, len(state))

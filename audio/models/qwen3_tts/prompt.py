@@ -73,8 +73,6 @@ def embed_prompt(model: Qwen3TTS, prompt: Qwen3TTSPrompt, voice: Tensor | None) 
     The text of later frames is padding, of which the second result has at least one.
 
     Args:
-        model: The model.
-        prompt: The prompt.
         voice: The vector [D] of a speaker, from the speaker encoder; or None.
     """
     config, device = model.config, model.device

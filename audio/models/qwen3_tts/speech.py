@@ -98,7 +98,6 @@ class Qwen3TTSAdapter:
     voice for every part; so the later parts of a text continue from its first, like reference audio with a transcript.
 
     Args:
-        model: The model.
         tokenizer: A `Qwen2Tokenizer`.
         codec: The codec of its codes.
         generation: The content of `generation_config.json`.

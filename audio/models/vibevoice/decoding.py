@@ -194,7 +194,6 @@ def embed_prompt(model: Any, inputs: dict[str, Any], sample: bool) -> tuple[Tens
     """The embeddings [B, T, H] and the mask bool [B, T] of the processor's outputs.
 
     Args:
-        model: The model.
         inputs: `input_ids`, `attention_mask`, and voices as `input_values` and `padding_mask`.
         sample: Add noise to the latents of the voices.
     """
@@ -287,13 +286,7 @@ def prepare_tokens(
 
     Args:
         model: As in `converse`, like the arguments that are not described here.
-        inputs: As there.
-        recipe: As there.
         limits: Tokens of each row, at most.
-        draft_model: As there.
-        guidance_scale: As there.
-        num_diffusion_steps: As there.
-        sample_voice: As there.
 
     Raises:
         ArgumentError: For an argument whose value is not allowed.

@@ -55,7 +55,6 @@ class VibeVoiceAdapter:
 
     Args:
         model: A `VibeVoiceForConditionalGeneration`.
-        processor: Its processor.
         voice_audio: Audio float32 [samples] of voices, by name. The first speaker has the voice of the call; the other
             speakers have the voices that follow it in this order.
         draft_model: A smaller model with the same audio tokenizers, or None.

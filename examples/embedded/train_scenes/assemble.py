@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from train_scenes.config import RUNS
 from train_scenes.data import training_set
 from train_shapes.assemble import count_table
 from train_shapes.export import export
 
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
-from mmspec.vision.scenes.config import GUIDANCE, RUNS, TEMPERATURE, WEIGHTS
+from mmspec.vision.scenes.config import GUIDANCE, TEMPERATURE, WEIGHTS
 from mmspec.vision.scenes.text import ScenesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional as F
+from train_scenes.config import CLASSIFIER, SEED_EVAL, SEED_TRAIN
+from train_scenes.render import render_batch
+from train_shapes.config import ClassifierTraining
 from train_shapes.export import export
 
 from mmspec.vision.scenes.classifier import ScenesClassifier, score_captions
-from mmspec.vision.scenes.config import CLASSIFIER, SEED_EVAL, SEED_TRAIN, WEIGHTS
+from mmspec.vision.scenes.config import WEIGHTS
 from mmspec.vision.scenes.domain import Caption, sample_scene
-from mmspec.vision.scenes.render import render_batch
-from mmspec.vision.shapes.config import ClassifierTraining
 
 
 def labelled(rng: random.Random, n: int, held_out: bool) -> tuple[torch.Tensor, list[Caption]]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from train_scenes.config import NUM_CODES, SEED_EVAL, SEED_TRAIN
+from train_scenes.render import render_batch
 
-from mmspec.vision.scenes.config import NUM_CODES, SEED_EVAL, SEED_TRAIN
 from mmspec.vision.scenes.domain import ANY, NONE, SLOTS, index_features, sample_scene
-from mmspec.vision.scenes.render import render_batch
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 _CHUNK = 16  # images per encoder call: few enough for the activations to stay in the cache

@@ -13,14 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from train_scenes.config import RUNS, SEED_EVAL
+from train_scenes.render import render_batch
 from train_shapes.evaluate import Evaluation, image_grid
 
 from mmspec.vision.scenes.classifier import ScenesClassifier, score_captions
-from mmspec.vision.scenes.config import GUIDANCE, RUNS, SEED_EVAL, TEMPERATURE, WEIGHTS
+from mmspec.vision.scenes.config import GUIDANCE, TEMPERATURE, WEIGHTS
 from mmspec.vision.scenes.domain import captions, sample_scene
 from mmspec.vision.scenes.grammar import describe
 from mmspec.vision.scenes.model import load
-from mmspec.vision.scenes.render import render_batch
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 _BATCH = 32

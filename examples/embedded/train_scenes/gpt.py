@@ -23,12 +23,13 @@ import torch
 from muon import MuonAdamW, update_average
 from torch import Tensor
 from torch.nn import functional as F
+from train_scenes.config import GPT, RUNS, GPTTraining
 from train_scenes.data import caption_features, training_set, validation
 from train_shapes.export import export
 from train_shapes.gpt import FOLDERS, build, muon_blocks
 
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
-from mmspec.vision.scenes.config import GPT, RUNS, WEIGHTS, GPTTraining
+from mmspec.vision.scenes.config import WEIGHTS
 from mmspec.vision.scenes.domain import CONDITION_SLOTS, FEATURE_DIM
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 

@@ -10,11 +10,12 @@ import random
 from pathlib import Path
 
 import torch
+from train_scenes.config import SEED_EVAL, SEED_TRAIN, TOKENIZER
+from train_scenes.render import render_batch
 from train_shapes.tokenizer import fit
 
-from mmspec.vision.scenes.config import SEED_EVAL, SEED_TRAIN, TOKENIZER, WEIGHTS
+from mmspec.vision.scenes.config import WEIGHTS
 from mmspec.vision.scenes.domain import IMAGE_SIZE, sample_scene
-from mmspec.vision.scenes.render import render_batch
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 

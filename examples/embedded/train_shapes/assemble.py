@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import torch
+from train_shapes.config import RUNS
 from train_shapes.data import load_codes
 from train_shapes.export import export
 
@@ -17,7 +18,7 @@ from mmspec.drafters.ngram import NGramTable
 from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
-from mmspec.vision.shapes.config import GUIDANCE, RUNS, TEMPERATURE, WEIGHTS
+from mmspec.vision.shapes.config import GUIDANCE, TEMPERATURE, WEIGHTS
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 

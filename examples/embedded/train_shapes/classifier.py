@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional as F
+from train_shapes.config import SEED_EVAL, SEED_TRAIN, ClassifierTraining
 from train_shapes.export import export
+from train_shapes.render import render_batch
 
 from mmspec.vision.shapes.classifier import ShapesClassifier, score_captions
-from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS, ClassifierTraining
+from mmspec.vision.shapes.config import WEIGHTS
 from mmspec.vision.shapes.domain import LOOKS, Caption, Look, sample_scene
-from mmspec.vision.shapes.render import render_batch
 
 
 def labelled(rng: random.Random, n: int, held_out: bool, look: Look) -> tuple[torch.Tensor, list[Caption]]:

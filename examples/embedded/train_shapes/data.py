@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from train_shapes.config import NUM_CODES, SEED_EVAL, SEED_TRAIN
+from train_shapes.render import render_batch
 
-from mmspec.vision.shapes.config import NUM_CODES, SEED_EVAL, SEED_TRAIN
 from mmspec.vision.shapes.domain import ANY, CLEAN, SLOTS, Look, index_features, sample_scene
-from mmspec.vision.shapes.render import render_batch
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 _CHUNK = 16  # images per encoder call: few enough for the activations to stay in the cache

@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
+from train_shapes.config import RUNS, SEED_EVAL
+from train_shapes.render import render_batch, to_uint8
 
 from mmspec.vision.shapes.classifier import Scores, ShapesClassifier, score_captions
-from mmspec.vision.shapes.config import GUIDANCE, RUNS, SEED_EVAL, TEMPERATURE, WEIGHTS
+from mmspec.vision.shapes.config import GUIDANCE, TEMPERATURE, WEIGHTS
 from mmspec.vision.shapes.domain import LOOKS, Look, captions, sample_scene
 from mmspec.vision.shapes.grammar import describe
-from mmspec.vision.shapes.render import render_batch, to_uint8
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 # Prompts and a seed to images [B, 3, H, W] in [-1, 1].

@@ -26,11 +26,12 @@ import torch
 import torch.distributed as dist
 from muon import MuonAdamW, update_average
 from torch.nn import functional as F
+from train_shapes.config import GPT, RUNS, GPTTraining
 from train_shapes.data import Codes, caption_features, load_codes, merge_shards, validation, write_shard
 from train_shapes.export import export
 
 from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
-from mmspec.vision.shapes.config import GPT, RUNS, WEIGHTS, GPTTraining
+from mmspec.vision.shapes.config import WEIGHTS
 from mmspec.vision.shapes.domain import CONDITION_SLOTS, FEATURE_DIM, LOOKS, Look
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer

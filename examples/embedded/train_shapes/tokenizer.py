@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import torch
+from train_shapes.config import SEED_EVAL, SEED_TRAIN, TokenizerTraining
 from train_shapes.export import export
+from train_shapes.render import render_batch
 
-from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS, TokenizerTraining
+from mmspec.vision.shapes.config import WEIGHTS
 from mmspec.vision.shapes.domain import LOOKS, Look, sample_scene
-from mmspec.vision.shapes.render import render_batch
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 

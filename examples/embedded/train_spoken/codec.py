@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from train_spoken.config import RUNS, CodecTraining
 from train_spoken.prepare_data import PITCH_WEIGHT, nearest
+from train_spoken.save import save_module
 
 from mmspec.audio.spoken.analysis import BANDS
-from mmspec.audio.spoken.checkpoint import save_module
 from mmspec.audio.spoken.codec import SpokenCodec
-from mmspec.audio.spoken.config import FRAMES_PER_TOKEN, HOP, RUNS, WEIGHTS, CodecTraining
+from mmspec.audio.spoken.config import FRAMES_PER_TOKEN, HOP, WEIGHTS
 from mmspec.audio.spoken.vocoder import Vocoder
 
 _RESOLUTIONS = ((256, 64), (512, 128), (1024, 256))  # FFT size and hop length

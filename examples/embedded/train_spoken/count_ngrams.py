@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from train_spoken.config import RUNS
 from train_spoken.prepare_data import load_encoded
 from train_spoken.transformer import HELD_OUT, Example, collate, make_example
 
 from mmspec.audio.spoken.checkpoint import load_module
-from mmspec.audio.spoken.config import CODES, RUNS, TEMPERATURE, WEIGHTS
+from mmspec.audio.spoken.config import CODES, TEMPERATURE, WEIGHTS
 from mmspec.audio.spoken.ngram_drafter import LEVELS, MAX_AGE, TextNGramTable, context_key, pack_tokens, script_keys
 from mmspec.audio.spoken.text import alphabet
 from mmspec.audio.spoken.transformer import STOP, SpokenTransformer

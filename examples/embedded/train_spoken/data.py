@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from train_spoken.config import LEAD, PITCHES, SEED_TRAIN, SPEEDS, TAIL
 from train_spoken.espeak import Phone, speak
 from train_spoken.sentences import sentences
 
-from mmspec.audio.spoken.config import HOP, LEAD, PITCHES, SAMPLING_RATE, SEED_TRAIN, SPEEDS, TAIL, VOICES
+from mmspec.audio.spoken.config import HOP, SAMPLING_RATE, VOICES
 from mmspec.audio.spoken.script import PAUSE
 
 _SPELLING = {"A": "eigh"}  # espeak-ng reads the letter A as the article

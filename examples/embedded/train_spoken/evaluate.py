@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from train_spoken.config import SEED_EVAL
 from train_spoken.sentences import sentences
 
 import mmspec
 import mmspec.errors
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.spoken.analysis import FLOOR, SIZE, frames
-from mmspec.audio.spoken.config import RECIPE, SAMPLING_RATE, SEED_EVAL
+from mmspec.audio.spoken.config import RECIPE, SAMPLING_RATE
 from mmspec.audio.spoken.recognizer import embedded_recognizer, merge_homophones
 from mmspec.audio.wave import write_audio
 from mmspec.limits import AUDIO_SECONDS

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from train_spoken.config import RUNS
 from train_spoken.data import Utterance, utterances
+from train_spoken.pitch import pitch
 
-from mmspec.audio.spoken.analysis import log_bands, pitch
-from mmspec.audio.spoken.config import CODES, RUNS, VOICES
+from mmspec.audio.spoken.analysis import log_bands
+from mmspec.audio.spoken.config import CODES, VOICES
 from mmspec.audio.spoken.script import PAUSE, Script
 from mmspec.audio.spoken.text import LEXICON, VOWELS
 from mmspec.audio.spoken.words import WORDS

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional as F
+from train_spoken.config import SEED_EVAL, RecognizerTraining
 from train_spoken.data import Utterance, utterances
+from train_spoken.save import save_module
 
 from mmspec.audio.spoken.analysis import BANDS, FLOOR
-from mmspec.audio.spoken.checkpoint import save_module
-from mmspec.audio.spoken.config import FRAME, SAMPLING_RATE, SEED_EVAL, WEIGHTS, RecognizerTraining
+from mmspec.audio.spoken.config import FRAME, SAMPLING_RATE, WEIGHTS
 from mmspec.audio.spoken.recognizer import SpokenRecognizer, merge_homophones, normalize_peak, token_bands
 from mmspec.audio.spoken.text import lexicon
 from mmspec.metrics.audio.word_error_rate import word_error_rate

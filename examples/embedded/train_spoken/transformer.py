@@ -21,10 +21,11 @@ import torch
 from muon import MuonAdamW, update_average
 from torch import Tensor
 from torch.nn import functional as F
+from train_spoken.config import RUNS, TRANSFORMERS, TransformerTraining
 from train_spoken.prepare_data import Row, load_encoded
+from train_spoken.save import save_module
 
-from mmspec.audio.spoken.checkpoint import save_module
-from mmspec.audio.spoken.config import RUNS, TRANSFORMERS, WEIGHTS, TransformerTraining
+from mmspec.audio.spoken.config import WEIGHTS
 from mmspec.audio.spoken.script import Alphabet
 from mmspec.audio.spoken.text import alphabet
 from mmspec.audio.spoken.transformer import PHONE_END, STOP, SpokenTransformer

@@ -65,7 +65,6 @@ class ModelReport:
         model: The model, as the user named it.
         kind: Its class.
         facts: Device, dtype, versions.
-        prompt: The prompt.
         prompt_ids: Its ids, as the model reads them.
         checks: The checks, in order.
         speeds: The costs, plain decoding first; empty if a check failed.
@@ -105,7 +104,6 @@ def check_model(
     Args:
         subject: The model.
         model: Its name in the report.
-        prompt: The prompt.
         facts: Facts for the report.
         recipes: Recipes to check besides plain decoding; those that are not possible are listed as such.
         rows: Rows of each sample.

@@ -47,7 +47,6 @@ class PromptedTarget:
     """A target with the prompt in all rows.
 
     Attributes:
-        target: The target.
         length: Tokens of a sequence.
         first_id: The id, in `Made.tokens`, of the target's token 0.
         guidance_scale: That of a greedy call.
@@ -104,7 +103,6 @@ class GenerateSubject:
     """A transformers model, called through its `generate` with and without `custom_generate`.
 
     Attributes:
-        model: The model.
         ids: The ids of the prompt.
         inputs: Makes the inputs of a number of rows.
         sampled: Arguments of a sampled call.

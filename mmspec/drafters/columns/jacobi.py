@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.resources import DraftingContext
-from mmspec.drafters.choices import START, built_choice
 from mmspec.drafters.columns.coupling import COLUMN_COUPLINGS
 from mmspec.drafters.columns.token_init import (
     ColumnInitDrafter,
@@ -12,7 +11,7 @@ from mmspec.drafters.columns.token_init import (
     repeat_left,
 )
 from mmspec.drafters.coupling import refuse_leaks
-from mmspec.drafters.jacobi import Jacobi
+from mmspec.drafters.jacobi import START, Jacobi, built_choice
 from mmspec.errors import ArgumentError
 
 STARTS = ("auto", "left", "random")

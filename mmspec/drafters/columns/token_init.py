@@ -43,7 +43,7 @@ class RandomColumn:
 
 @dataclass(frozen=True)
 class ColumnKernel:
-    """A `mmspec.drafters.kernel_drafts.WindowKernel` of columns: an initialization that a kernel knows.
+    """A `mmspec.drafters.init_drafter.WindowKernel` of columns: an initialization that a kernel knows.
 
     Attributes:
         kind: "left", "random" or "learned".
@@ -62,7 +62,7 @@ class ColumnKernel:
         q: Probs | None,
         accepted: Numbers,
     ) -> Draft | None:
-        """See `mmspec.drafters.kernel_drafts.WindowKernel`."""
+        """See `mmspec.drafters.init_drafter.WindowKernel`."""
         if isinstance(p, Tensor) or isinstance(q, Tensor):
             return None
         # Imported here: Triton may be missing.

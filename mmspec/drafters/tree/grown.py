@@ -7,7 +7,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.tree import DeviceShape, Siblings, Tree, TreeDraft, TreeNumbers
+from mmspec.sampling.tree import DeviceShape, Siblings, Tree, TreeDraft, TreeDraws
 
 
 def grown_tree(
@@ -37,4 +37,4 @@ def grown_tree(
     else:
         after = tree.positions_after(state.length, 0, count)
         at = Numbers(after.host[:, 1:] - 1, shape.at)
-    return TreeDraft(tree, window[:, 1:], siblings, TreeNumbers(tree, draws, after, at, iterations), window)
+    return TreeDraft(tree, window[:, 1:], siblings, TreeDraws(tree, draws, after, at, iterations), window)

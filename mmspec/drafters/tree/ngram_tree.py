@@ -19,7 +19,7 @@ from mmspec.decoding.adaptive_branching import Branches, Branching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.trees import verify_tree
-from mmspec.drafters.kernel_drafts import ForcedOnDevice
+from mmspec.drafters.init_drafter import ForcedOnDevice
 from mmspec.drafters.ngram import NGramTable, Table
 from mmspec.drafters.tree.specinfer import branching_of
 from mmspec.errors import ArgumentError
@@ -96,11 +96,11 @@ class NGramTreeDrafter:
         from mmspec.kernels.draft_tree import draft_tree
 
         tree, line = self._tree(branch), state.layout.width or 0
-        numbers, _ = state.tree_numbers(tree, np.asarray(iteration))
-        positions = numbers.draws.positions.on(state.device)
+        draws, _ = state.tree_draws(tree, np.asarray(iteration))
+        positions = draws.draws.positions.on(state.device)
         plan, levels = self._plan(branch, line)
         window = draft_tree(*state.storage(), positions, best, self._forced(state), plan, levels, line)
-        return TreeDraft(tree, window[:, 1:], self._siblings, numbers, window)
+        return TreeDraft(tree, window[:, 1:], self._siblings, draws, window)
 
 
 def tree_plan(tree: Tree, branch: Branches, line: int, device: torch.device) -> tuple[Tensor, Tensor]:

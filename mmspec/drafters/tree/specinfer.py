@@ -29,7 +29,7 @@ from mmspec.knobs import LARGEST, branches
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
-from mmspec.sampling.tree import Independent, Siblings, Tree, TreeDraft, TreeNumbers, WithoutReplacement
+from mmspec.sampling.tree import Independent, Siblings, Tree, TreeDraft, TreeDraws, WithoutReplacement
 from mmspec.sampling.tree_rejection import Outcome
 
 
@@ -80,11 +80,11 @@ class StaticTreeDrafter(RunnerDrafter):
         tree = self._tree(branch)
         iteration = np.asarray(iteration)
         needed = self.host_arrays(state, tree.parents.shape[1], iteration)
-        numbers, arrays = state.tree_numbers(tree, iteration, needed)
+        draws, arrays = state.tree_draws(tree, iteration, needed)
         self.take_arrays(arrays)
-        u, root = numbers.of_nodes(DRAFT), self._runner.root(state)
+        u, root = draws.of_nodes(DRAFT), self._runner.root(state)
         if not isinstance(root, Tensor):
-            return self._sample_by_kernel(state, tree, branch, numbers, root)
+            return self._sample_by_kernel(state, tree, branch, draws, root)
         probs = [root]
         levels: list[Tensor] = []
         first = 1
@@ -94,22 +94,22 @@ class StaticTreeDrafter(RunnerDrafter):
                 first += levels[-1].shape[1]
             size = probs[-1].shape[1] * count
             levels.append(self._sampler.draw(probs[-1], u[:, first - 1 : first - 1 + size].unflatten(1, (-1, count))))
-        return TreeDraft(tree, torch.cat(levels, dim=1), self._sampler.siblings(torch.cat(probs, dim=1)), numbers)
+        return TreeDraft(tree, torch.cat(levels, dim=1), self._sampler.siblings(torch.cat(probs, dim=1)), draws)
 
     def _sample_by_kernel(
-        self, state: BatchState, tree: Tree, branch: Branches, numbers: TreeNumbers, root: Probs
+        self, state: BatchState, tree: Tree, branch: Branches, draws: TreeDraws, root: Probs
     ) -> TreeDraft:
         """As `propose`, after the call of `root`, with one launch per level."""
         # Imported here: Triton may be missing.
         from mmspec.sampling.lazy_trees import TreeSampler
 
-        sampler = TreeSampler(state.last(), tree, root.shape[-1], numbers.of_nodes(DRAFT), self._sampler.distinct)
+        sampler = TreeSampler(state.last(), tree, root.shape[-1], draws.of_nodes(DRAFT), self._sampler.distinct)
         level = sampler.sample(root, branch[0])
         for count in branch[1:]:
             first = sampler.count - level.shape[1]
             level = sampler.sample(self._runner.nodes(state, level, tree, first), count)
         siblings = self._sampler.siblings(sampler.probs)
-        return TreeDraft(tree, sampler.window[:, 1:], siblings, numbers, sampler.window)
+        return TreeDraft(tree, sampler.window[:, 1:], siblings, draws, sampler.window)
 
 
 def sample_independent(q: Tensor, u: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class DySpecDrafter(RunnerDrafter):
         batch = len(state.ids)
         rows, row = np.arange(batch), torch.arange(batch, device=state.device)
         nodes = self._nodes
-        # One number per possible node of each depth, as in `mmspec.sampling.tree.TreeNumbers`.
+        # One number per possible node of each depth, as in `mmspec.sampling.tree.TreeDraws`.
         iteration = np.expand_dims(iteration, -1)
         u = state.rng.uniforms(state.positions(self._depth)[..., None], iteration, np.arange(nodes))[DRAFT]
         value = np.full((batch, 1 + nodes), -1.0)

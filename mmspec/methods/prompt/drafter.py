@@ -55,7 +55,7 @@ class PromptRunner:
         self._read = probs
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
-        if isinstance(verdict, TreeVerdict):  # a single step reads no prompts
+        if isinstance(verdict, TreeVerdict):  # a plain step reads no prompts
             last = verdict.last.on(self._read.device)
             self._q = self._read[torch.arange(len(last), device=last.device), last]
 

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.drafters.init_drafter import InitDrafter
+from mmspec.drafters.init_drafter import LONGEST, ForcedOnDevice, InitDrafter
 from mmspec.drafters.jacobi import Jacobi
-from mmspec.drafters.kernel_drafts import LONGEST, ForcedOnDevice
 from mmspec.drafters.token_init import TokenInit, neighbors_of_window, repeat_left, repeat_up, table_entry
 from mmspec.sampling.likeliest import likeliest
 from mmspec.sampling.numbers import Numbers
@@ -94,7 +93,7 @@ class StandDrafter:
         q: Probs | None,
         accepted: Numbers,
     ) -> Draft | None:
-        """See `mmspec.drafters.kernel_drafts.WindowKernel`; None if drafts are reused, too."""
+        """See `mmspec.drafters.init_drafter.WindowKernel`; None if drafts are reused, too."""
         is_long = draws.positions.host.shape[1] > LONGEST
         if not state.ops.by_kernels or state.layout.cell or is_long or tokens is not None:
             return None

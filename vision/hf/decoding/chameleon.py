@@ -109,7 +109,6 @@ class ImageConstraint:
         Its unconditional prompt is begin-of-image, which is the default of transformers without a negative prompt.
 
         Args:
-            model: The model.
             height: In tokens, even; 48 for 768 pixels.
             width: As `height`.
             ids: The special ids of the model.

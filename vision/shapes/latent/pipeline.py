@@ -28,8 +28,7 @@ from mmspec.pipeline import Arguments, ModelPipeline
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
-from mmspec.vision.callbacks import CallbackOnStepEnd
-from mmspec.vision.calls import generate_tokens, image_request, read_options
+from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens, image_request, read_options
 from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels

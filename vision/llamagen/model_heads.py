@@ -1,0 +1,47 @@
+"""The draft heads of a model, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from mmspec.heads.head import Head
+
+
+class ModelHeads(MutableMapping[str, "Head"]):
+    """The draft heads of a model by kind, on its device and in its dtype; those in a folder are read when first used.
+
+    Args:
+        model: The target.
+        folder: The folder of a pipeline, whose heads `mmspec.heads.checkpoint.save_heads` has written.
+    """
+
+    def __init__(self, model: nn.Module, folder: Path | None = None) -> None:
+        self._model = model
+        saved = () if folder is None else sorted(folder.glob("drafters/*/config.json"))
+        self._heads: dict[str, Head | Path] = {file.parent.name: file.parent for file in saved}
+
+    def __getitem__(self, kind: str) -> Head:
+        found = self._heads[kind]
+        if isinstance(found, Path):
+            from mmspec.heads.checkpoint import load_head  # all kinds of heads
+
+            self._heads[kind] = found = load_head(found)
+        weight = next(self._model.parameters())
+        return found.to(weight.device, weight.dtype)
+
+    def __setitem__(self, kind: str, head: Head) -> None:
+        self._heads[kind] = head
+
+    def __delitem__(self, kind: str) -> None:
+        del self._heads[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._heads)
+
+    def __len__(self) -> int:
+        return len(self._heads)
