@@ -1,78 +1,118 @@
-"""Exact methods on the trained model: tokens per call with intervals, and whether the distribution is kept.
+"""Samples of the trained model by exact methods and relaxed rules, which `photo_tables.py` makes tables of.
 
-Command:  PYTHONPATH=../third_party OMP_NUM_THREADS=1 python photo_methods.py runs/photos/model --images 300
+Command:  OMP_NUM_THREADS=1 python photo_methods.py runs/photos/model --out runs/photos/samples
 
-Results lie beside the model in methods.json; a restarted command measures the rows that are missing.
+A restarted command continues where it was stopped. `--drafter FOLDER` adds a trained head, and runs the methods that
+need it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure import measured
+import numpy as np
 
 import mmspec
 
+BATCH = 50
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "T 1": {},
-    "T 1, CFG 3, top-k 160": {"guidance_scale": 3.0, "top_k": 160},
+    "T 1, guidance 3, top-k 160": {"guidance_scale": 3.0, "top_k": 160},
     "T 0.9, top-p 0.95": {"temperature": 0.9, "top_p": 0.95},
 }
-RECIPES = (
-    "scd", "scd:window=32", "scd:window=64", "sjd", "scd:window=8", "scd:window=64,refresh=outer", "scd:window=128",
-    "draft", "scd:refresh=model", "scd:window=32,refresh=model", "tree-dynamic", "stand", "recycle", "layer-skip",
-    "plain",
+FIGURES = ("tokens", "calls", "nll", "entropy", "tv_bound")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Images of one recipe.
+
+    Attributes:
+        first: The seed of the first image.
+    """
+
+    setting: str
+    recipe: str
+    images: int
+    first: int = 0
+
+    @property
+    def file(self) -> str:
+        """The name of the file of its samples."""
+        place = list(SETTINGS).index(self.setting)
+        words = self.recipe.replace(":", "-").replace(",", "-").replace("/", "_")
+        return f"{place}-{words}{f'-from-{self.first}' if self.first else ''}.npz"
+
+
+T1, GUIDED, CUT = SETTINGS
+REFERENCE = Job(T1, "plain", 400, 1000)  # what distances are to: plain decoding of other seeds
+MAIN = ("plain", "scd", "scd:window=32", "scd:window=64", "sjd", "scd:window=64,refresh=outer", "draft")
+MORE = (
+    "scd:window=8", "stand", "recycle", "layer-skip", "scd:window=32,refresh=model", "tree-dynamic", "draft:window=9",
+    "scd:window=64,layers=4,refresh=outer", "scd:window=128",
 )  # fmt: skip
+RELAXED = (
+    "scd+omega:delta=20", "scd+lantern:delta=0.1", "scd+lantern:delta=0.4", "scd+gsd:group=6",
+    "scd+typical:epsilon=0.03", "scd+lantern:delta=0.8", "scd+beta:beta=0.2", "scd+lantern++:factor=10",
+    "scd+ensemble:draft=0.2", "scd+top-m:m=12",
+)  # fmt: skip
+OTHER = (*MAIN, "stand", "recycle")
+# In the order of what they tell, so that a run that is stopped early has the main rows.
+JOBS = (
+    *(Job(T1, recipe, 100) for recipe in MAIN),
+    *(Job(T1, recipe, 50) for recipe in MORE),
+    *(Job(T1, recipe, 300) for recipe in MAIN),
+    REFERENCE,
+    *(Job(T1, recipe, 300) for recipe in RELAXED),
+    *(Job(setting, recipe, 100) for setting in (GUIDED, CUT) for recipe in OTHER),
+    *(Job(T1, recipe, 300) for recipe in MORE),
+    *(Job(setting, recipe, 300) for setting in (GUIDED, CUT) for recipe in OTHER),
+)
+HEADS: Mapping[str, Sequence[Job]] = {
+    "outer": [Job(T1, f"scd:window={n},refresh=outer,passes=4", 100) for n in (64, 32)],
+    "eagle": [Job(T1, recipe, 100) for recipe in ("eagle", "scd:window=32,refresh=eagle")],
+    "block": [Job(T1, "block", 100)],
+}
 
 
-def measure_all(pipe: Any, file: Path, images: int, recipes: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """Measures what is not in the file yet, row by row, and prints each."""
-    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+def decode(pipe: Any, job: Job, folder: Path) -> None:
+    """Decodes the images of a job that its file does not have yet."""
+    file = folder / job.file
+    found = dict(np.load(file)) if file.exists() else {}
     classes = pipe.transformer.config.num_classes
-    for name, sampling in settings.items():
-
-        def call(prompts: Sequence[str], seed: Sequence[int], given: Any = sampling, **options: Any) -> Any:
-            labels = [each % classes for each in seed]
-            return pipe(class_labels=labels, seed=seed, output_type="latent", **given, **options)
-
-        for recipe in recipes:
-            if any((row["setting"], row["recipe"], row["images"]) == (name, recipe, images) for row in rows):
-                continue
-            rows.append({"setting": name, **measured(call, recipe, images)})
-            file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-            print(rows[-1], flush=True)
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as Markdown."""
-    lines = ["| setting | recipe | images | tokens per call | bits per token | nll - entropy |"]
-    lines.append("| --- | --- | ---: | --- | ---: | --- |")
-    for row in rows:
-        calls, gap = (
-            "{:.{n}f} [{:.{n}f}, {:.{n}f}]".format(*row[key], n=n)
-            for key, n in (("tokens_per_call", 2), ("nll_minus_entropy", 3))
-        )
-        lines.append(
-            f"| {row['setting']} | `{row['recipe']}` | {row['images']} | {calls} | {row['nll'][0]:.2f} | {gap} |"
-        )
-    return "\n".join(lines)
+    for first in range(len(found.get("calls", ())), job.images, BATCH):
+        seeds = [job.first + i for i in range(first, min(first + BATCH, job.images))]
+        out = pipe(
+            class_labels=[seed % classes for seed in seeds], seed=seeds, recipe=job.recipe, output_type="latent",
+            measure_entropy=True, **SETTINGS[job.setting],
+        )  # fmt: skip
+        new = {name: np.array([getattr(row, name) for row in out.stats.rows]) for name in FIGURES}
+        new["codes"] = out.tokens.numpy().astype(np.int16)
+        found = {name: np.concatenate([found[name], value]) if found else value for name, value in new.items()}
+        np.savez(file.with_suffix(".new.npz"), **found)
+        file.with_suffix(".new.npz").rename(file)
+    print(f"{job.setting}: {job.recipe}, {job.images} images", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--images", type=int, default=300)
-    parser.add_argument("--recipes", default="", help="separated by semicolons; all by default")
+    parser.add_argument("--out", type=Path, default=Path("runs/photos/samples"))
+    parser.add_argument(
+        "--recipes", help="separated by semicolons, so that processes can share the work; all by default"
+    )
+    parser.add_argument("--drafter", type=Path, help="a head that `mmspec train-drafter` trained")
     args = parser.parse_args()
-    pipe = mmspec.load(args.model)
+    pipe = mmspec.load(args.model, drafter=args.drafter)
     pipe.set_progress_bar_config(disable=True)
-    file = args.model / "methods.json"
-    measure_all(pipe, file, args.images, args.recipes.split(";") if args.recipes else RECIPES, SETTINGS)
-    print(table(json.loads(file.read_text(encoding="utf-8"))))
+    args.out.mkdir(parents=True, exist_ok=True)
+    for job in JOBS if args.drafter is None else [job for kind in pipe.heads for job in HEADS[kind]]:
+        if args.recipes is None or job.recipe in args.recipes.split(";"):
+            decode(pipe, job, args.out)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,12 @@ from PIL import Image
 
 import mmspec
 
-MODULES = ("photo_crops", "train_photos", "photo_methods", "measure")
+MODULES = ("photo_crops", "train_photos", "photo_methods", "photo_tables", "photo_seconds")
 
 
 @pytest.fixture(autouse=True)
 def example(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for folder in ("third_party", "photos"):
-        monkeypatch.syspath_prepend(str(root / "examples" / folder))
+    monkeypatch.syspath_prepend(str(root / "examples/photos"))
     yield
     for name in MODULES:
         sys.modules.pop(name, None)
@@ -42,8 +41,8 @@ def photos(folder: Path, count: int) -> Path:
 
 
 @pytest.mark.slow
-def test_a_model_is_trained_continued_loaded_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train, methods = import_module("train_photos"), import_module("photo_methods")
+def test_a_model_is_trained_continued_loaded_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, methods, tables, seconds = map(import_module, MODULES[1:])
     small: dict[str, Any] = {"batch": 2, "warmup": 1, "cpu_minutes": 1e-6}
     settings = train.Settings(
         classes=2,
@@ -73,9 +72,23 @@ def test_a_model_is_trained_continued_loaded_and_measured(tmp_path: Path, capsys
             for each in ("plain", recipe)
         )
         assert torch.equal(plain, ours) and plain.shape == (1, 256)
-    for _ in range(2):  # the second time nothing is missing
-        methods.measure_all(pipe, tmp_path / "methods.json", 2, ["scd"], {"T 1": {}})
-        assert capsys.readouterr().out.count("tokens_per_call") == (1 if _ == 0 else 0)
+
+    monkeypatch.setattr(methods, "BATCH", 4)
+    samples = tmp_path / "samples"
+    samples.mkdir()
+    jobs = [methods.Job(tables.T1, recipe, 5) for recipe in ("plain", "scd", "scd+lantern:delta=0.1")]
+    for job in [replace(jobs[0], images=2), *jobs, replace(tables.REFERENCE, images=4)]:  # the first is continued
+        methods.decode(pipe, job, samples)
+    whole = dict(np.load(samples / jobs[0].file))
+    assert whole["codes"].shape == (5, 256) and set(whole["calls"]) == {256}
+    monkeypatch.setattr(sys, "argv", ["", str(model), "--samples", str(samples), "--out", str(tmp_path / "results")])
+    tables.main()
+    text = (tmp_path / "results/methods.md").read_text()
+    assert text.count("`plain`") == 2 and text.count("`scd`") == 2 and text.count("lantern") == 1
+
+    monkeypatch.setattr(seconds, "RECIPES", ("plain", "scd"))
+    found = seconds.measure(pipe, batch=2, repeats=1)
+    assert [row["recipe"] for row in found] == ["plain", "scd"] and found[0]["ratio"] == [1, 1, 1]
 
 
 def test_a_token_depends_on_its_neighbors() -> None:
