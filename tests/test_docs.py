@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*/*.md")]
 # Entry-point groups are dotted names too, and no modules.
 KINDS = ("models", "adapters", "drafters", "recipes", "rules", "metrics", "heads", "starts", "refreshes")
 GROUPS = {f"mmspec.{group}" for group in KINDS}
