@@ -157,7 +157,7 @@ def load(
             returns tokens only. For a flat speech model, its codec.
         config: Settings that the files do not contain. For an original checkpoint: the original arguments, by name. For
             Chameleon: `layout`, "anole" or "lumina"; for a flat image model: `layout`, such as "simplear" or "liquid".
-            For a flat speech model: `style`, such as "llasa" or "kani" (docs/models.md lists them).
+            For a flat speech model: `style`, such as "llasa" or "kani" (docs/models/speech.md lists them).
             For CosyVoice and Chatterbox: `codec` and `voice`; for Chatterbox Multilingual: `language`, such as "fr".
             For all speech models: `draft_model`, a folder or Hub id with a model of the same family, or "pair"; for
             Cosmos: `draft_model`.

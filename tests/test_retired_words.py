@@ -37,7 +37,6 @@ def words(root: Path) -> Any:
         ("a.md", "Recipes: drafter, rule and carry.", "and carry"),
         ("a.md", "See `Noise`.", "Noise"),
         ("a.md", "```python\nx = Noise(0)\n```", "Noise"),
-        ("CHANGELOG.md", "The law.", "law"),
     ],
 )
 def test_retired_words_are_found(words: Any, path: str, text: str, found: str) -> None:
@@ -51,8 +50,6 @@ def test_retired_words_are_found(words: Any, path: str, text: str, found: str) -
         ("a.py", "# Rows advance at their own pace; noise of the start; pin_memory"),
         ("a.py", "# a wheel carries the folders; codecs behind an interface"),
         ("a.md", "Noise and rows of a part. Draws are keyed."),
-        ("CHANGELOG.md", "| `Law` | `Sampler` |"),
-        ("CHANGELOG.md", "`MMSPEC_RECORD` is now `MMSPEC_CUDA_GRAPHS`."),
         ("examples/embedded/train_spoken/sentences.py", "x = 'the gauge'"),
     ],
 )

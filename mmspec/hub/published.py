@@ -41,7 +41,7 @@ def refuse_infinity(model: str) -> None:
     if INFINITY.fullmatch(model):
         raise ModelError(
             f"model {model!r} is an Infinity, which has no pipeline: the decoder of its images is a package of its "
-            "authors; mmspec.vision.infinity generates latents from features of texts (docs/models.md)"
+            "authors; mmspec.vision.infinity generates latents from features of texts (docs/models/images.md)"
         )
 
 

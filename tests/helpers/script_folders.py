@@ -1,4 +1,4 @@
-"""What the scripts of docs/models.md load, as folders with tiny random models of the real classes.
+"""What the scripts of docs/models/scripts.md load, as folders with tiny random models of the real classes.
 
 Each function writes to the working directory, under the names that a script gives: transformers and mmspec take a
 relative path that exists for a folder, and a Hub id otherwise.

@@ -1,4 +1,4 @@
-"""The scripts of docs/models.md and the call of README.md, as they are printed."""
+"""The scripts of docs/models/scripts.md and the call of README.md, as they are printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-MODELS, README = (ROOT / "docs" / "models.md").read_text(), (ROOT / "README.md").read_text()
+MODELS, README = (ROOT / "docs" / "models" / "scripts.md").read_text(), (ROOT / "README.md").read_text()
 # Their own `generate` does not know `custom_generate`.
 OVERRIDING = ("MusicGen", "Dia")
 
@@ -41,7 +41,7 @@ SCRIPTS = dict(
     re.findall(r"^### ([^\n]+)\n\n```python\n(.*?)```", section(MODELS, "Scripts"), re.MULTILINE | re.DOTALL)
 )
 CALL = block(section(README, "In a transformers script"), "import mmspec")
-CALL_OF_OVERRIDING = block(section(MODELS, "Audio models"), "from transformers.generation import GenerationMixin")
+CALL_OF_OVERRIDING = block(section(MODELS, "Calls"), "from transformers.generation import GenerationMixin")
 
 
 def run(code: str, variables: dict[str, Any], name: str) -> Any:

@@ -1,7 +1,7 @@
 """Kernels against their references in float64, and against the torch code of `mmspec.sampling`.
 
 Without a CUDA device they run in Triton's interpreter, on small grids; `pytest -m gpu` runs the same tests on a device.
-docs/kernels.md lists the bug that each test is for.
+docs/kernels.md says which bugs they catch.
 """
 
 from __future__ import annotations
