@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def tell_of_trees(recipe: ChosenRecipe, target: Target) -> None:
     """Logs that a tree saves calls alone, where calls are paid by the token."""
     if recipe.info.tree and target.device.type == "cpu":
-        _tell(f"recipe {recipe.name!r} drafts trees, which save calls but no time on a CPU; take a chain")
+        _tell(f"recipe {recipe.name!r} drafts trees, which save calls; on a CPU a chain of drafts takes less time")
 
 
 def tell_of_draft_models(recipe: ChosenRecipe, target: Target, draft_model: Target) -> None:

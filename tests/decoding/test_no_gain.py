@@ -19,7 +19,7 @@ from mmspec.testing.toys import ToyTarget, toy_resources
 from mmspec.ways_to_draft import RECIPES
 
 V, LENGTH = 3, 4
-TREE, LARGE = "save calls but no time on a CPU", "cost as much as tokens"
+TREE, LARGE = "on a CPU a chain of drafts takes less time", "cost as much as tokens"
 
 # What is said of each recipe; its chain of small models is refused or silent everywhere else.
 SAID = {
