@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 
 def tell_of_trees(recipe: ChosenRecipe, target: Target) -> None:
-    """Logs that a tree saves calls alone, where calls are paid by the token."""
-    if recipe.info.tree and target.device.type == "cpu":
+    """Logs that a tree saves calls alone, where calls are paid by the token; enumerated targets have no parameters."""
+    if recipe.info.tree and target.device.type == "cpu" and parameters(target):
         _tell(f"recipe {recipe.name!r} drafts trees, which save calls; on a CPU a chain of drafts takes less time")
 
 
