@@ -126,6 +126,14 @@ def test_a_draft_model_is_added_without_diffusers(tmp_path: Path) -> None:
         ours.add_drafter(tmp_path)
 
 
+def test_heads_have_the_type_of_weights_that_are_not_packed() -> None:
+    pipe = mmspec.load("shapes")
+    packed = torch.nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
+    pipe.transformer.cls_embedding.cap_proj.fc1.weight = packed
+    assert next(pipe.transformer.parameters()).dtype == torch.uint8
+    assert pipe.heads["eagle"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
 def test_images_are_those_of_diffusers(output_type: str) -> None:
     pixels = torch.rand(2, 3, 8, 6, generator=torch.Generator().manual_seed(0)) * 2.5 - 1.25
