@@ -17,7 +17,7 @@ from tiny_llamagen import V, tiny
 import mmspec
 from mmspec.errors import ModelError
 from mmspec.files.fingerprint import fingerprint
-from mmspec.pipeline import Output
+from mmspec.pipeline import Arguments, Output
 from mmspec.vision.component import WEIGHTS_NAME, Component
 from mmspec.vision.llamagen.components import NGramTokens
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
@@ -140,6 +140,12 @@ def test_images_are_those_of_diffusers(output_type: str) -> None:
     ours, theirs = (f(pixels, output_type) for f in (images_from_pixels, VaeImageProcessor().postprocess))
     assert type(ours) is type(theirs)
     assert np.array_equal(np.stack([np.asarray(i) for i in ours]), np.stack([np.asarray(i) for i in theirs]))
+
+
+def test_a_configuration_has_one_value_of_a_name() -> None:
+    config = Arguments(temperature=0.7)
+    config.temperature = 0.5
+    assert config["temperature"] == config.temperature == 0.5 and vars(config) == {}
 
 
 def test_an_output_is_a_mapping_and_a_tuple() -> None:
