@@ -185,7 +185,8 @@ class InitDrafter:
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
         """See `mmspec.drafters.restarts.KnowsGuesses`; without the tokens that are forced."""
-        return self._init(*neighbors_of_window(verdict, state), draws[INIT])
+        left, up = neighbors_of_window(verdict, state)
+        return self._init(left.flatten(), up.flatten(), draws[INIT].flatten()).view(left.shape)
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.drafter.ContinuationDrafter`."""

@@ -179,11 +179,13 @@ class Jacobi:
         return tokens, q, Numbers(self._accepted.host + first)
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        batch, on_cpu = len(state.ids), state.device.type == "cpu"
+        if self._restarts is not None and self._tokens is not None and on_cpu:
+            self._accepted = self._restarts.after(self._accepted, self._tokens.shape[1])
         if self._kernel is not None:
             drafted = self._kernel.draft(state, draws, self._p, self._tokens, self._q, self._accepted)
             if drafted is not None:
                 return drafted
-        batch, on_cpu = len(state.ids), state.device.type == "cpu"
         if self._tokens is None or self._q is None:
             there = None if on_cpu else torch.zeros(batch, dtype=torch.int64, device=state.device)
             reused = Numbers(np.zeros(batch, dtype=np.int64), there)
@@ -199,8 +201,6 @@ class Jacobi:
             slots = (first[:, None] + torch.arange(count, device=state.device)).clamp(max=width - 1)
             row = torch.arange(batch, device=state.device)[:, None]
             tokens, q = self._tokens[row, slots], self._q[row, slots]
-            if self._restarts is not None and on_cpu:
-                reused = self._restarts.limit(reused)
         if self._refresh is not None:
             tokens, q, reused = self._refresh.refresh(state, tokens, q, reused, draws)
         draft = Draft(tokens, q)

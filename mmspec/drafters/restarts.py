@@ -60,11 +60,16 @@ class Restarts:
         self._restarts = np.zeros(rows, dtype=np.bool_)  # what is chosen
         self._reused = np.zeros(rows, dtype=np.bool_)  # whether the open window reuses drafts
 
-    def limit(self, reused: Numbers) -> Numbers:
-        """How many drafts each row reuses, [B], given how many it could."""
-        kept = np.where(self._restarts, 0, reused.host)
-        self._reused = kept > 0
-        return Numbers(kept) if self._restarts.any() else reused
+    def after(self, accepted: Numbers, width: int) -> Numbers:
+        """The slots of the last window, [B], after which each row reuses its drafts: the last one if it reuses none.
+
+        Args:
+            accepted: [B], the drafts that were accepted.
+            width: Of that window.
+        """
+        after = np.where(self._restarts, width - 1, accepted.host)
+        self._reused = after < width - 1
+        return Numbers(after)
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         """Called after verification, before the batch advances: `state` still ends where the window began."""
@@ -73,16 +78,17 @@ class Restarts:
             self._begin(rows)
         if width == 1:
             return
+        own = state.own_slots(draws.positions).sum(1).numpy()  # a window is as wide as the longest row needs
         gained = verdict.accepted + 1
         guesses = self._guesses.guesses(verdict, state, draws)
         probs = dense(verdict.p).gather(-1, guesses[..., None]).flatten(2).prod(-1).numpy()
         committed = np.arange(width) < gained[:, None]
         forget = _MEMORY**gained
-        self._hits = forget * self._hits + (1 - forget) * (probs * committed).sum(1) / gained
+        self._hits = forget * self._hits + (1 - forget) * probs.sum(1, where=committed) / gained
         seen = _MEMORY * self._gain + (1 - _MEMORY) * gained
         self._gain = np.where(self._reused, seen, np.where(self._restarts, _RISE * self._gain, self._gain))
         chance = self._hits.clip(max=1 - 1e-6)
-        self._restarts = (1 - chance**width) / (1 - chance) > _MARGIN * self._gain
+        self._restarts = (1 - chance**own) / (1 - chance) > _MARGIN * self._gain
         self._reused = np.zeros(rows, dtype=np.bool_)
 
     def before_join(self, other: Restarts, state: BatchState, other_state: BatchState) -> None:

@@ -49,6 +49,9 @@ class Arguments(dict[str, Any]):
         except KeyError:
             raise AttributeError(f"the configuration has no {name!r}") from None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
 
 def makes_audio(pipe: Any) -> bool:
     """Whether a pipeline generates audio: its `output_kind` is "audio"; without that attribute it makes images."""

@@ -5,6 +5,8 @@ A bias of 0.02 in total variation is found as in `tests/testing/test_exactness.p
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from batch_runs import run
 from torch import Tensor
 
+import mmspec.drafters.init_drafter as init_drafter
 import mmspec.drafters.restarts as restarts
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
@@ -59,6 +62,41 @@ def test_a_target_that_repeats_its_last_token(recipe: str, monkeypatch: pytest.M
         assert restarted < 0.67 * reusing, (restarted, reusing)
 
 
+def decoded(rows: Sequence[int], recipe: str = "scd:window=8", length: int = 40) -> Tensor:
+    settings = [SamplingParams()] * len(rows)
+    return run(Repeating(len(rows), V, 3, 0), parse(recipe), Layout(length), settings, rows).tokens
+
+
+def test_a_row_chooses_as_it_would_alone() -> None:
+    """The last windows of a row are wider where others need it."""
+    rows = [12, 17, 26, 31, 0, 1]
+    for row, tokens in zip(rows, decoded(rows), strict=True):
+        assert torch.equal(tokens, decoded([row])[0])
+
+
+def test_rows_choose_alike_where_kernels_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    wanted = decoded([0], "sjd:window=4", 22)
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    assert torch.equal(decoded([0], "sjd:window=4", 22), wanted)
+
+
+class OneSlot:
+    """Repeats the token before, and takes one slot of each row at a time, as the drafter does."""
+
+    def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
+        assert left.ndim == up.ndim == u.ndim == 1
+        return left
+
+
+def test_an_initialization_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = decoded([0, 1])
+    monkeypatch.setattr(init_drafter, "repeat_left", OneSlot())
+    assert torch.equal(decoded([0, 1]), wanted)
+
+
 # --- Exactness: choices that change from window to window ------------------------------------------------------------
 
 HOT = SamplingParams(1.4)
@@ -73,14 +111,14 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> set[bool]:
     """Makes both choices likely within a few windows; returns the choices for rows that have drafts to reuse."""
     for name, value in {"_FIRST_GAIN": 1.4, "_MEMORY": 0.3, "_MARGIN": 1.0}.items():
         monkeypatch.setattr(restarts, name, value)
-    seen, limit = set[bool](), Restarts.limit
+    seen, after = set[bool](), Restarts.after
 
-    def watched(self: Restarts, reused: Numbers) -> Numbers:
-        found = limit(self, reused)
-        seen.update((found.host < reused.host)[reused.host > 0].tolist())
+    def watched(self: Restarts, accepted: Numbers, width: int) -> Numbers:
+        found = after(self, accepted, width)
+        seen.update((found.host > accepted.host)[accepted.host < width - 1].tolist())
         return found
 
-    monkeypatch.setattr(Restarts, "limit", watched)
+    monkeypatch.setattr(Restarts, "after", watched)
     return seen
 
 

@@ -17,7 +17,7 @@ from tiny_llamagen import V, tiny
 import mmspec
 from mmspec.errors import ModelError
 from mmspec.files.fingerprint import fingerprint
-from mmspec.pipeline import Output
+from mmspec.pipeline import Arguments, Output
 from mmspec.vision.component import WEIGHTS_NAME, Component
 from mmspec.vision.llamagen.components import NGramTokens
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
@@ -126,12 +126,26 @@ def test_a_draft_model_is_added_without_diffusers(tmp_path: Path) -> None:
         ours.add_drafter(tmp_path)
 
 
+def test_heads_have_the_type_of_weights_that_are_not_packed() -> None:
+    pipe = mmspec.load("shapes")
+    packed = torch.nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
+    pipe.transformer.cls_embedding.cap_proj.fc1.weight = packed
+    assert next(pipe.transformer.parameters()).dtype == torch.uint8
+    assert pipe.heads["eagle"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
 def test_images_are_those_of_diffusers(output_type: str) -> None:
     pixels = torch.rand(2, 3, 8, 6, generator=torch.Generator().manual_seed(0)) * 2.5 - 1.25
     ours, theirs = (f(pixels, output_type) for f in (images_from_pixels, VaeImageProcessor().postprocess))
     assert type(ours) is type(theirs)
     assert np.array_equal(np.stack([np.asarray(i) for i in ours]), np.stack([np.asarray(i) for i in theirs]))
+
+
+def test_a_configuration_has_one_value_of_a_name() -> None:
+    config = Arguments(temperature=0.7)
+    config.temperature = 0.5
+    assert config["temperature"] == config.temperature == 0.5 and vars(config) == {}
 
 
 def test_an_output_is_a_mapping_and_a_tuple() -> None:

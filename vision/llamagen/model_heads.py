@@ -6,10 +6,9 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 if TYPE_CHECKING:
     from mmspec.heads.head import Head
+    from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
 
 class ModelHeads(MutableMapping[str, "Head"]):
@@ -20,7 +19,7 @@ class ModelHeads(MutableMapping[str, "Head"]):
         folder: The folder of a pipeline, whose heads `mmspec.heads.checkpoint.save_heads` has written.
     """
 
-    def __init__(self, model: nn.Module, folder: Path | None = None) -> None:
+    def __init__(self, model: LlamaGenTransformer, folder: Path | None = None) -> None:
         self._model = model
         saved = () if folder is None else sorted(folder.glob("drafters/*/config.json"))
         self._heads: dict[str, Head | Path] = {file.parent.name: file.parent for file in saved}
@@ -31,8 +30,7 @@ class ModelHeads(MutableMapping[str, "Head"]):
             from mmspec.heads.checkpoint import load_head  # all kinds of heads
 
             self._heads[kind] = found = load_head(found)
-        weight = next(self._model.parameters())
-        return found.to(weight.device, weight.dtype)
+        return found.to(self._model.device, self._model.dtype)  # weights may be packed into integers
 
     def __setitem__(self, kind: str, head: Head) -> None:
         self._heads[kind] = head
