@@ -74,10 +74,9 @@ def test_a_row_chooses_as_it_would_alone() -> None:
         assert torch.equal(tokens, decoded([row])[0])
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
 def test_rows_choose_alike_where_kernels_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off")
     wanted = decoded([0], "sjd:window=4", 22)
     monkeypatch.setenv("MMSPEC_KERNELS", "triton")
     assert torch.equal(decoded([0], "sjd:window=4", 22), wanted)
