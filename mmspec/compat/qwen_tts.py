@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class Qwen3TTSModel:
     """
 
     def __init__(self, model: Qwen3TTSAdapter, recipe: str | Recipe) -> None:
-        self.model, self.recipe = model, recipe
+        self.model, self._recipe = model, parse(recipe)
         self.stats: Stats | None = None
 
     @property
@@ -363,11 +364,11 @@ class Qwen3TTSModel:
         given = {name: value for name, value in settings.items() if value is not None}
         chosen = {**DEFAULTS, **{name: adapter.generation[name] for name in DEFAULTS if name in adapter.generation}}
         chosen |= given
-        for name, allowed in (("max_new_tokens", int), ("repetition_penalty", int | float)):
-            if isinstance(chosen[name], bool) or not isinstance(chosen[name], allowed):
+        for name in ("max_new_tokens", "repetition_penalty"):
+            if isinstance(chosen[name], bool) or not isinstance(chosen[name], Real):
                 raise ArgumentError(f"{name}={shown(chosen[name])} is not allowed; it must be a number")
         # The original's last token begins a frame that is not completed.
-        frames = chosen["max_new_tokens"] - 1
+        frames = int(chosen["max_new_tokens"]) - 1
         if frames < 1:
             raise ArgumentError(f"max_new_tokens={chosen['max_new_tokens']} is not allowed; it must be 2 or more")
 

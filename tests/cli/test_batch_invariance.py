@@ -124,11 +124,12 @@ def test_the_first_difference(one: Tensor, other: Tensor, expected: int | None) 
     assert difference(one, other) == expected
 
 
-@pytest.mark.parametrize("name", ["spoken", "shapes", "shapes-latent"])
+@pytest.mark.parametrize("name", ["spoken", "shapes-latent"])
 def test_the_dtype_is_that_of_the_weights(name: str) -> None:
     assert dtype_of(mmspec.load(name, dtype="bf16")) == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_a_request_that_the_server_refuses_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     make, recipe, prompts = PIPELINES["speech"]
     monkeypatch.setenv("MMSPEC_MAX_INPUT", "2")
