@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ DEFAULTS: Mapping[str, Any] = {
     "subtalker_dosample": True, "subtalker_top_k": 50, "subtalker_top_p": 1.0, "subtalker_temperature": 0.9,
     "max_new_tokens": 2048,
 }  # fmt: skip
+
+# Of a voice_clone_prompt that is a mapping.
+FIELDS = ("ref_code", "ref_spk_embedding", "x_vector_only_mode", "icl_mode")
 
 Waves = tuple[list[NDArray[np.float32]], int]
 
@@ -87,13 +91,21 @@ class Qwen3TTSModel:
         recipe: How its frames are decoded.
 
     Attributes:
-        recipe: How its frames are decoded; it may be set.
         stats: Statistics of the last call; None before the first one.
     """
 
     def __init__(self, model: Qwen3TTSAdapter, recipe: str | Recipe) -> None:
-        self.model, self.recipe = model, parse(recipe)
+        self.model, self._recipe = model, parse(recipe)
         self.stats: Stats | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """How frames are decoded; it may be set, also by name."""
+        return self._recipe
+
+    @recipe.setter
+    def recipe(self, recipe: str | Recipe) -> None:
+        self._recipe = parse(recipe)
 
     @classmethod
     def from_pretrained(
@@ -176,7 +188,7 @@ class Qwen3TTSModel:
         """
         self._check("base", "create_voice_clone_prompt")
         recordings = [read_recording(each) for each in _listed(ref_audio)]
-        texts = _repeated("ref_text", ref_text, len(recordings))
+        texts = _words("ref_text", ref_text, len(recordings))
         alone = _repeated("x_vector_only_mode", x_vector_only_mode, len(recordings))
         codec: Any = self.model.codec
         items = []
@@ -223,19 +235,14 @@ class Qwen3TTSModel:
         self._check("base", "generate_voice_clone")
         if voice_clone_prompt is None and ref_audio is None:
             raise ArgumentError("ref_audio is missing; give a recording, or voice_clone_prompt")
-        given = voice_clone_prompt
-        if isinstance(given, Mapping):
-            names = ("ref_code", "ref_spk_embedding", "x_vector_only_mode", "icl_mode")
-            given = [VoiceClonePromptItem(*values) for values in zip(*(given[name] for name in names), strict=True)]
-        items = self.create_voice_clone_prompt(ref_audio, ref_text, x_vector_only_mode) if given is None else given
-        texts = _listed(text)
+        texts = _texts(text)
+        names = _words("language", language, len(texts))
+        if voice_clone_prompt is None:
+            items = self.create_voice_clone_prompt(ref_audio, ref_text, x_vector_only_mode)
+        else:
+            items = _items(voice_clone_prompt)
         rows = []
-        for spoken, name, item in zip(
-            texts,
-            _repeated("language", language, len(texts)),
-            _repeated("voice_clone_prompt", list(items), len(texts)),
-            strict=True,
-        ):
+        for spoken, name, item in zip(texts, names, _repeated("voice_clone_prompt", items, len(texts)), strict=True):
             continuation = None
             if item.icl_mode:
                 if not item.ref_text or item.ref_code is None:
@@ -311,9 +318,9 @@ class Qwen3TTSModel:
             raise ArgumentError(f"{method} is not possible: this is a {own} model; it needs one of kind {kind}")
 
     def _named(self, text: Any, speaker: Any, language: Any, instruct: Any, whole: bool) -> list[_Row]:
-        texts = _listed(text)
+        texts = _texts(text)
         columns = (
-            _repeated(name, value, len(texts))
+            _words(name, value, len(texts))
             for name, value in (("language", language), ("speaker", speaker), ("instruct", instruct))
         )
         rows = zip(texts, *columns, strict=True)
@@ -357,6 +364,9 @@ class Qwen3TTSModel:
         given = {name: value for name, value in settings.items() if value is not None}
         chosen = {**DEFAULTS, **{name: adapter.generation[name] for name in DEFAULTS if name in adapter.generation}}
         chosen |= given
+        for name in ("max_new_tokens", "repetition_penalty"):
+            if isinstance(chosen[name], bool) or not isinstance(chosen[name], Real):
+                raise ArgumentError(f"{name}={shown(chosen[name])} is not allowed; it must be a number")
         # The original's last token begins a frame that is not completed.
         frames = int(chosen["max_new_tokens"]) - 1
         if frames < 1:
@@ -395,6 +405,49 @@ def _sampling(chosen: Mapping[str, Any], stage: str, switch: str) -> SamplingPar
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
+
+
+def _texts(text: Any) -> list[str]:
+    """The texts to speak.
+
+    Raises:
+        ArgumentError: If there is none, or one is no text.
+    """
+    texts = list(text) if isinstance(text, list | tuple) else [text]
+    if not texts or not all(isinstance(each, str) for each in texts):
+        raise ArgumentError(f"text={shown(text)} is not allowed; it must be a text, or a list of at least one")
+    return texts
+
+
+def _words(name: str, value: Any, count: int) -> list[str | None]:
+    """A text or None for each text to speak; see `_repeated`.
+
+    Raises:
+        ArgumentError: For other values, and for a list of another length.
+    """
+    values = _repeated(name, list(value) if isinstance(value, tuple) else value, count)
+    for each in values:
+        if not isinstance(each, str | None):
+            raise ArgumentError(f"{name}={shown(each)} is not allowed; it must be a text, or None")
+    return values
+
+
+def _items(given: Any) -> list[VoiceClonePromptItem]:
+    """The voices of a `voice_clone_prompt`.
+
+    Raises:
+        ArgumentError: If it is something else than `create_voice_clone_prompt` returns, or the mapping of its fields.
+    """
+    if isinstance(given, Mapping):
+        try:
+            columns = [list(given[field]) for field in FIELDS]
+            return [VoiceClonePromptItem(*values) for values in zip(*columns, strict=True)]
+        except (KeyError, TypeError, ValueError):
+            raise ArgumentError(f"voice_clone_prompt must have lists of one length: {', '.join(FIELDS)}") from None
+    items = list(given) if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(item, VoiceClonePromptItem) for item in items):
+        raise ArgumentError("voice_clone_prompt must be what create_voice_clone_prompt returns, or a mapping of fields")
+    return items
 
 
 def _repeated(name: str, value: Any, count: int) -> list[Any]:

@@ -6,6 +6,7 @@ import base64
 import binascii
 import tempfile
 import urllib.request
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def read_recording(audio: Any) -> ReferenceAudio:
     if isinstance(audio, tuple) and len(audio) == 2 and isinstance(audio[0], np.ndarray):
         samples = np.atleast_2d(audio[0].T)
         return ReferenceAudio(samples, audio[1])
+    if isinstance(audio, PathLike):
+        return ReferenceAudio(*read_audio(Path(audio), VOICE_SECONDS))
     if not isinstance(audio, str):
         raise ArgumentError(
             f"ref_audio={shown(audio)} is not allowed; it must be a path, an address, base64, or (array, sampling rate)"

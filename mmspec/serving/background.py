@@ -36,6 +36,8 @@ def in_background(application: Application) -> Iterator[tuple[str, DrainingServe
             asyncio.run(server.serve([listener]))
         except BaseException as error:  # raised in the thread of the caller
             failures.append(error)
+        finally:
+            listener.close()  # so that no client waits for a server that has ended
 
     thread = threading.Thread(target=run, name="mmspec-server", daemon=True)
     thread.start()
@@ -44,8 +46,7 @@ def in_background(application: Application) -> Iterator[tuple[str, DrainingServe
     finally:
         server.should_exit = True
         thread.join(STOP_SECONDS)
-        listener.close()
-    if failures:
-        raise failures[0]
+        if failures:
+            raise failures[0]
     if thread.is_alive():
         raise RuntimeError("the server does not stop")

@@ -18,6 +18,7 @@ from torch import Tensor
 import mmspec
 from mmspec.cli.app import main
 from mmspec.cli.model_check.batch_invariance import LATE, SERVER, TOGETHER, Codes, check_batch_invariance, difference
+from mmspec.cli.model_check.subject import dtype_of
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
@@ -121,6 +122,19 @@ def test_the_command(
 )
 def test_the_first_difference(one: Tensor, other: Tensor, expected: int | None) -> None:
     assert difference(one, other) == expected
+
+
+@pytest.mark.parametrize("name", ["spoken", "shapes-latent"])
+def test_the_dtype_is_that_of_the_weights(name: str) -> None:
+    assert dtype_of(mmspec.load(name, dtype="bf16")) == torch.bfloat16
+
+
+@pytest.mark.slow
+def test_a_request_that_the_server_refuses_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    make, recipe, prompts = PIPELINES["speech"]
+    monkeypatch.setenv("MMSPEC_MAX_INPUT", "2")
+    *_, codes = check_batch_invariance(make(), parse(recipe), ["one"] * 2, "float32")
+    assert codes.result == "not checked" and "the server answers with status 400" in codes.figures
 
 
 def test_only_float32_is_promised() -> None:

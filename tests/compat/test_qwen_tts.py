@@ -17,7 +17,7 @@ import soundfile
 import torch
 
 from mmspec.compat.qwen_tts import DEFAULTS, Qwen3TTSModel, VoiceClonePromptItem
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ArgumentError, ModelError, UnknownNameError
 
 pytestmark = pytest.mark.releases
 
@@ -94,6 +94,23 @@ def test_samples_follow_torchs_seed_and_settings(load: Any) -> None:
     assert model.get_supported_languages() == ["auto", "chinese", "english"]
 
 
+def test_tuples_are_lists_of_texts(load: Any) -> None:
+    model = load("custom_voice")
+    waves, _ = model.generate_custom_voice(("Hi there.", "Hi."), ("ann", "bob"), ("auto", None), **GREEDY)
+    alone, _ = model.generate_custom_voice("Hi.", "bob", **GREEDY)
+    assert len(waves) == 2 and np.allclose(waves[1], alone[0], atol=1e-5)
+
+
+def test_the_recipe_is_set_by_name(load: Any) -> None:
+    model = load("custom_voice")
+    own = model.generate_custom_voice("Hi.", "ann", **GREEDY)[0][0]
+    model.recipe = "scd:window=3"
+    assert np.allclose(model.generate_custom_voice("Hi.", "ann", **GREEDY)[0][0], own, atol=1e-5)
+    with pytest.raises(UnknownNameError, match="unknown recipe 'zzz'"):
+        model.recipe = "zzz"
+    assert str(model.recipe) == "scd:window=3"
+
+
 def test_the_settings_are_those_of_the_package() -> None:
     """tests/packages compares with the package."""
     assert list(DEFAULTS)[:3] == ["do_sample", "top_k", "top_p"] and DEFAULTS["max_new_tokens"] == 2048
@@ -113,6 +130,14 @@ def test_the_settings_are_those_of_the_package() -> None:
         ("custom_voice", lambda m: m.generate_custom_voice("a", "Tom"), "speaker='Tom' is not allowed; it is one of a"),
         ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", "no"), "language='no' is not allowed"),
         ("custom_voice", lambda m: m.generate_custom_voice(["a"] * 3, ["ann"] * 2), "speaker has 2 items; it must hav"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", 5), "language=5 is not allowed; it must be"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", 3), "speaker=3 is not allowed; it must be a text, or"),
+        ("custom_voice", lambda m: m.generate_custom_voice([], "ann"), "text=[] is not allowed; it must be a text"),
+        ("custom_voice", lambda m: m.generate_custom_voice(None, "ann"), "text=None is not allowed; it must be a text"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", max_new_tokens="x"), "max_new_tokens='x'"),
+        ("base", lambda m: m.generate_voice_clone("a", voice_clone_prompt="b"), "voice_clone_prompt must be what"),
+        ("base", lambda m: m.generate_voice_clone("a", voice_clone_prompt={}), "voice_clone_prompt must have lists of"),
+        ("base", lambda m: m.create_voice_clone_prompt(Path("none.wav"), "a"), "'none.wav' is not a readable recordi"),
         ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", num_beams=2), "num_beams is not an argument"),
         ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", max_new_tokens=1), "max_new_tokens=1 is not"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch import Tensor
 from mmspec.batching.engine import ROUNDING, Engine
 from mmspec.environment.importing import install_extra
 from mmspec.errors import ArgumentError
+from mmspec.limits import CONNECTIONS
 from mmspec.pipeline import makes_audio
 from mmspec.recipes import Recipe
 
@@ -165,7 +167,8 @@ def decode_by_server(pipe: Any, recipe: Recipe, prompts: Sequence[str]) -> list[
 
     model = served_model("model", pipe, recipe, max_rows=max(2, len(prompts) // 2), max_waiting=len(prompts))
     model.engine = kept = KeepingEngine(model.engine)
-    with in_background(Application([model])) as (address, _), ThreadPoolExecutor(len(prompts)) as clients:
+    most = min(len(prompts), CONNECTIONS.value)
+    with in_background(Application([model])) as (address, _), ThreadPoolExecutor(most) as clients:
         speech = makes_audio(pipe)
         path = "/v1/audio/speech" if speech else "/v1/images/generations"
         bodies = [
@@ -177,10 +180,23 @@ def decode_by_server(pipe: Any, recipe: Recipe, prompts: Sequence[str]) -> list[
 
 
 def post(url: str, body: Mapping[str, Any]) -> None:
-    """Sends a request and reads the whole response."""
+    """Sends a request and reads the whole response.
+
+    Raises:
+        ArgumentError: If the server refuses the request.
+    """
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        response.read()
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+            response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ArgumentError(f"the server answers with status {error.code}: {_message(error.read())}") from None
+
+
+def _message(answer: bytes) -> str:
+    """The message of an error in OpenAI's shape."""
+    return str(json.loads(answer)["error"]["message"])
 
 
 @dataclass

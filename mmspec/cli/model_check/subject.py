@@ -473,4 +473,5 @@ def dtype_of(pipe: Any) -> torch.dtype:
             model = getattr(holder, name, None)
             if isinstance(model, torch.nn.Module):
                 return next(p.dtype for p in model.parameters() if p.is_floating_point())
-    return torch.float32
+    dtype: torch.dtype = pipe.dtype
+    return dtype
