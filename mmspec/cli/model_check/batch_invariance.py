@@ -184,12 +184,15 @@ def post(url: str, body: Mapping[str, Any]) -> None:
 
     Raises:
         ArgumentError: If the server refuses the request.
+        HTTPError: If the server fails.
     """
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             response.read()
     except urllib.error.HTTPError as error:
+        if error.code >= 500:  # a fault of the server, not of the request
+            raise
         with error:
             raise ArgumentError(f"the server answers with status {error.code}: {_message(error.read())}") from None
 
