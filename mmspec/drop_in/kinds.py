@@ -74,7 +74,7 @@ def replaceable(obj: Any) -> list[tuple[Any, type[Replacement]]]:
         return [(inner, GenerateMethod)]
     kind = type(inner).__name__
     if any(name.startswith("mmspec.") for name in names):
-        raise ArgumentError(f"obj is a {kind}, which decodes with mmspec already; give its calls a recipe")
+        raise ArgumentError(f"obj is a {kind}, which decodes with mmspec already; set its recipe, or that of a call")
     for name in names:
         if name in NOT:
             raise ArgumentError(f"obj is a {kind}, which mmspec.accelerate leaves as it is: {NOT[name]}")
