@@ -12,7 +12,7 @@ from mmspec.media.listing import list_folders
 from mmspec.metrics.evaluation.evaluate import reference_from
 from mmspec.metrics.evaluation.features import FeaturePipeline
 from mmspec.metrics.evaluation.media import check_readable, is_audio, list_media
-from mmspec.metrics.evaluation.quality import Quality, compare, find_metrics
+from mmspec.metrics.evaluation.quality import Quality, compare, find_metrics, refuse_unread_weights
 from mmspec.metrics.reference import load_reference
 
 
@@ -60,6 +60,7 @@ def measure_folders(
     """
     listed = [list_media(folder, "DIR") for folder in folders]
     metrics = find_metrics(names, weights or {}, min(map(len, listed)))
+    refuse_unread_weights(metrics, weights or {})
     for metric in metrics:
         if metric.statistic:
             raise ArgumentError(

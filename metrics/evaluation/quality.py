@@ -85,8 +85,8 @@ def find_metrics(names: Sequence[str], weights: Mapping[str, str], count: int) -
 
     Raises:
         UnknownNameError: If there is no metric, or no extractor, of one of the names.
-        ArgumentError: If weights are not named, or named for no metric, samples are too few, metrics cannot be
-            combined, or metrics of images are mixed with metrics of audio.
+        ArgumentError: If weights are not named, samples are too few, metrics cannot be combined, or metrics of images
+            are mixed with metrics of audio.
     """
     found = [find_metric(name) for name in names]
     for metric in found:
@@ -95,14 +95,22 @@ def find_metrics(names: Sequence[str], weights: Mapping[str, str], count: int) -
         metric.check_count(count)
     for metric in found:
         metric.check_combination(found)
-    unread = weights.keys() - {name for metric in found for name in (metric.extractor, *metric.weights)}
-    if unread:
-        options = ", ".join(f"--{name}" for name in sorted(unread))
-        raise ArgumentError(f"{options} is read by none of the metrics {','.join(names)}; leave it out")
     kinds = {metric.kind: metric.name for metric in found if metric.kind is not None}
     if len(kinds) > 1:
         raise ArgumentError(f"metric {kinds['audio']!r} is of audio and {kinds['image']!r} of images; ask for one kind")
     return found
+
+
+def refuse_unread_weights(metrics: Sequence[Metric], weights: Mapping[str, str]) -> None:
+    """Checks that each of the weights that the user named is read.
+
+    Raises:
+        ArgumentError: If no metric reads them.
+    """
+    unread = weights.keys() - {name for metric in metrics for name in (metric.extractor, *metric.weights)}
+    if unread:
+        options, names = ", ".join(f"--{name}" for name in sorted(unread)), ",".join(metric.name for metric in metrics)
+        raise ArgumentError(f"{options} is read by none of the metrics {names}; leave it out")
 
 
 def check_kind(metrics: Sequence[Metric], kind: Kind) -> None:

@@ -104,11 +104,13 @@ def _save(folder: Path, names: list[str], weights: dict[str, str], device: str, 
     from mmspec.files import check_writable
     from mmspec.metrics.evaluation.evaluate import reference_from
     from mmspec.metrics.evaluation.features import FeaturePipeline
-    from mmspec.metrics.evaluation.quality import find_metrics
+    from mmspec.metrics.evaluation.quality import find_metrics, refuse_unread_weights
     from mmspec.metrics.reference import Reference, save_reference
 
     check_writable(path, "--save-reference")
-    metrics = [metric for metric in find_metrics(names, weights, 4) if metric.needs_reference]
+    found = find_metrics(names, weights, 4)
+    refuse_unread_weights(found, weights)
+    metrics = [metric for metric in found if metric.needs_reference]
     if len({metric.column for metric in metrics}) != 1:
         raise ArgumentError(
             f"--save-reference keeps the features of one extractor; --metrics {','.join(names)} names none, or several"

@@ -132,7 +132,7 @@ def refuse_ignored(context: Any) -> None:
     """
     command = context.command_path.partition(" ")[2]
     names = {
-        _as_typed(parameter, context.params[parameter.name]): {*parameter.opts, *parameter.secondary_opts}
+        _as_typed(parameter, context.params.get(parameter.name)): {*parameter.opts, *parameter.secondary_opts}
         for parameter in context.command.params
         if parameter.param_type_name == "option" and context.get_parameter_source(parameter.name).name == "COMMANDLINE"
     }

@@ -328,7 +328,10 @@ def of_package(package: str, name: str) -> Any:
         (lambda: mmspec.accelerate(of_package("chatterbox", "ChatterboxVC")), "it converts a voice"),
         (lambda: mmspec.accelerate(of_package("chatterbox", "ChatterboxTTS")), "a ChatterboxTTS without t3"),
         (lambda: mmspec.accelerate(nn.Linear(2, 2)), "obj is a Linear, which mmspec.accelerate does not know"),
-        (lambda: mmspec.accelerate(mmspec.load("shapes")), "decodes with mmspec already; set its recipe, or that of a call"),
+        (
+            lambda: mmspec.accelerate(mmspec.load("shapes")),
+            "decodes with mmspec already; set its recipe, or that of a call",
+        ),
         (lambda: mmspec.accelerate(tiny_speech.flat(), "draft"), "recipe 'draft' drafts with draft_model, which is"),
         (lambda: mmspec.accelerate(tiny_speech.flat(), "eagle"), "recipe 'eagle' drafts with heads, which is missing"),
         (lambda: mmspec.accelerate(tiny_speech.flat(), "table"), "recipe 'table' drafts with table, which is missing"),

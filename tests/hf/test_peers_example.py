@@ -26,7 +26,7 @@ def runner(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize(
     "peer",
     [
-        "assisted", "bark", "pocket",
+        *(pytest.param(name, marks=pytest.mark.releases) for name in ("assisted", "bark")), "pocket",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("neutts", "llasa", "musicgen", "csm")),
     ],
 )  # fmt: skip

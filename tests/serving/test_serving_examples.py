@@ -111,10 +111,10 @@ def test_the_dockerfile_names_what_is_there(root: Path, server: Served, monkeypa
     found: dict[str, list[str]] = {}
     for name, rest in lines:
         found.setdefault(name, []).append(rest.strip())
-    (extra,) = re.findall(r'pip install --no-cache-dir "/src\[(\w+)\]"', text)
+    (extra,) = re.findall(r'pip install --no-cache-dir --constraint /docker.lock "/src\[(\w+)\]"', text)
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     assert extra in project["optional-dependencies"]
-    assert found["COPY"] == [". /src"]
+    assert found["COPY"] == [".ci/docker.lock /docker.lock", ". /src"]
     ignored = (root / ".dockerignore").read_text().split()
     needed = {"pyproject.toml", project["readme"], "mmspec", "audio", "vision", "kernels", "metrics"}
     assert not needed & set(ignored) and all((root / name).exists() for name in needed)
