@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import webbrowser
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, To
 from mmspec.cli.options import Device, Drafter, read_recipe
 from mmspec.cli.output_paths import check_folder, read_output
 from mmspec.cli.pipelines import load_generator
-from mmspec.environment.importing import install_extra
+from mmspec.environment.importing import require_server
 from mmspec.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def serve(
     if learn is not None:
         check_folder(learn, "--learn")
     chosen = None if recipe is None else read_recipe(recipe, None)
-    _require_extra()
+    require_server()
     from mmspec.serving.settings import ServerSettings, check_settings, read_api_keys
     from mmspec.serving.stand_ins import read_stand_ins
 
@@ -178,7 +177,7 @@ def demo(
     It is the page of `mmspec serve`, for this machine only.
     """
     chosen = None if recipe is None else read_recipe(recipe, None)
-    _require_extra()
+    require_server()
     from mmspec.serving.settings import ServerSettings
 
     loading = LoadOptions(device, dtype)
@@ -233,14 +232,3 @@ def _load(
 
     pipe = load_generator(name, loading.device, loading.drafter, loading.tokenizer, loading.config, loading.dtype)
     return served_model(name, pipe, recipe, max_rows, max_waiting, learn)
-
-
-def _require_extra() -> None:
-    """Checks that what the server needs is installed.
-
-    Raises:
-        ArgumentError: If it is not.
-    """
-    for name in ("fastapi", "prometheus_client", "uvicorn"):
-        if importlib.util.find_spec(name) is None:
-            raise ArgumentError(f"the server needs {name}, which is not installed; {install_extra('serve')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -59,3 +60,14 @@ def install_extra(extras: str) -> str:
     """
     # mmspec has no release: an index that is asked for its name would install something else.
     return f"run pip install '.[{extras}]' in a checkout of mmspec"
+
+
+def require_server() -> None:
+    """Checks that what the server needs is installed.
+
+    Raises:
+        ArgumentError: If it is not.
+    """
+    for name in ("fastapi", "prometheus_client", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise ArgumentError(f"the server needs {name}, which is not installed; {install_extra('serve')}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import urllib.error
 import urllib.request
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmspec.batching.engine import ROUNDING, Engine
-from mmspec.environment.importing import install_extra
+from mmspec.environment.importing import require_server
 from mmspec.errors import ArgumentError
 from mmspec.limits import CONNECTIONS
 from mmspec.pipeline import makes_audio
@@ -156,9 +155,7 @@ def decode_by_server(pipe: Any, recipe: Recipe, prompts: Sequence[str]) -> list[
     Raises:
         ArgumentError: If the extra of the server is not installed, or the server cannot serve the model or its prompts.
     """
-    for package in ("fastapi", "prometheus_client", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            raise ArgumentError(f"the server needs {package}, which is not installed; {install_extra('serve')}")
+    require_server()
     if not all(isinstance(label_of(pipe, prompt), str) for prompt in prompts):
         raise ArgumentError("the endpoint for images takes texts, no classes")
     from mmspec.serving.app import Application

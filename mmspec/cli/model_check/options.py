@@ -26,10 +26,10 @@ class ModelOptions:
             dtype: Of the weights.
         """
         import mmspec
-        from mmspec.cli.pipelines import disable_loading_bars, without_bars
+        from mmspec.cli.pipelines import show_no_loading_bars, without_bars
         from mmspec.cli.threads import suit_threads
 
-        disable_loading_bars()
+        show_no_loading_bars(model)
         suit_threads(model)
         config = None if self.style is None else {"style": self.style}
         return without_bars(
