@@ -20,7 +20,7 @@ _Received = RequestOutput | BaseException
 
 @dataclass(eq=False)
 class _Receiver:
-    """Who waits for the outputs of a request: `left` tells that nobody does any more."""
+    """Who waits for the outputs of a request: `left` is set once its reader is gone."""
 
     name: str
     loop: asyncio.AbstractEventLoop
