@@ -304,13 +304,14 @@ transformers {releases}. `mmspec.generate` also takes `recipe`, `seed`, `draft_m
 
 SECTIONS = """## As transformers
 
-Greedy tokens, or samples from a single allowed id, equal those of the model's own `generate` with the same argument:
-{plain}.
+Greedy tokens, or samples from a single allowed id, equal those of the model's own `generate` with the same argument.
+
+{plain}
 
 These too, with a remark:
 
-| argument | tried | remark |
-| --- | --- | --- |
+| arguments | remark |
+| --- | --- |
 {remarked}
 ## Refused
 
@@ -328,7 +329,8 @@ One line, before any work:
 
 def document(found: list[tuple[str, Case, str, str]]) -> str:
     """The page docs/arguments.md."""
-    remarked, theirs = "", ""
+    theirs = ""
+    remarks: dict[str, list[str]] = {}
     reasons: dict[str, list[str]] = {}
     names = [("cache" if name == RELEASE else name, case, outcome, message) for name, case, outcome, message in found]
     for name, case, outcome, message in names:
@@ -340,10 +342,12 @@ def document(found: list[tuple[str, Case, str, str]]) -> str:
         elif outcome != SAME:
             theirs += row
         elif case.note:
-            remarked += row
+            remarks.setdefault(case.note, []).append(f"`{name}`")
     same = [f"`{name}`" for name, case, outcome, _ in names if outcome == SAME and not case.note]
     plain = ", ".join(dict.fromkeys(same))
-    refused = "".join(f"| {', '.join(tried)} | {reason} |\n" for reason, tried in reasons.items())
+    remarked, refused = (
+        "".join(f"| {', '.join(first)} | {then} |\n" for then, first in rows.items()) for rows in (remarks, reasons)
+    )
     sections = SECTIONS.format(
         plain="\n".join(textwrap.wrap(plain, 118, break_on_hyphens=False)),
         remarked=remarked,
