@@ -258,11 +258,7 @@ def measure_samples(evaluation: Evaluation, folder: Path, gate: Callable[[Recipe
 
 
 def _sample_scores(metric: Metric, rows: Rows) -> Sequence[float] | None:
-    """The score of each sample, or None for a metric of whole sets.
-
-    Raises:
-        PluginError: If they are not as many.
-    """
+    """The score of each sample, or None for a metric of whole sets."""
     found = metric.sample_scores(rows)
     if found is not None and (not hasattr(found, "__len__") or len(found) != len(rows)):
         raise refused(f"`sample_scores` of the metric {metric.name!r}", f"{len(rows)} numbers, or None", found)
