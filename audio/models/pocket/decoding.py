@@ -206,10 +206,7 @@ def speak(
         draft_model: A smaller model of the same latents (same codec, mean and deviation), for the drafter `draft`.
         seed: Row i uses `seed + i`; or one seed per row.
         max_frames: Latents per row, at most; 12.5 per second.
-        temperature: As in the model's `generate`; 0 is its `do_sample=False`.
-        num_flow_steps: As in the model's `generate`.
-        eos_threshold: As in the model's `generate`.
-        min_frames_before_eos: As in the model's `generate`.
+        temperature: Of the model's `generate`, like the next three; 0 is `do_sample=False`.
         on_step: Called after every target call.
 
     Raises:

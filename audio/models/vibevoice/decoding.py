@@ -285,7 +285,6 @@ def prepare_tokens(
     """Scripts that are ready to be decoded to tokens [n, D + 1], latents and kinds.
 
     Args:
-        model: As in `converse`, like the arguments that are not described here.
         limits: Tokens of each row, at most.
 
     Raises:
