@@ -108,7 +108,6 @@ def image_request(
 
     Args:
         pipe: The pipeline; its `decode` makes the image.
-        codes: See `PreparedRequest`.
     """
 
     def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
