@@ -110,7 +110,6 @@ class Windows:
         """Verifies a window; one without drafts is sampled.
 
         Args:
-            window: The window.
             next_width: The width of the next window, most likely; 0 if that is unknown.
         """
         return self._tested(self.sampler(window.logits, window.draws.positions), window)
