@@ -102,7 +102,6 @@ def train_judge(
     Args:
         pipe: The pipeline of the target.
         distance: The metric's distance between two outputs.
-        settings: The settings.
         on_pairs: Called after each batch with its number of pairs.
 
     Returns:
@@ -247,7 +246,6 @@ def fit(pairs: Pairs, vocab_size: int, metric: str) -> Judge:
 
 
 def quality(judge: Judge, pairs: Pairs) -> JudgeQuality:
-    """See `JudgeQuality`."""
     with torch.no_grad():
         scores, equal = judge(pairs.features), pairs.equal
     good, bad, accepted = scores[equal], scores[~equal], scores > 0.8
