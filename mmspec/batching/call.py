@@ -25,7 +25,6 @@ class CallEngine(Engine):
 
     Args:
         pipe: The pipeline.
-        requests: The requests.
         recipe: Their recipe.
         max_rows: Rows that are decoded at a time, at most.
         watch: What to show of the decoding.

@@ -158,7 +158,6 @@ def shared_vocabulary_plan(model: Any, decoder: Any, embed: Any, head: Any, requ
     Only the logits from the lowest to the highest allowed id are computed, unless a logits processor needs all.
 
     Args:
-        decoder: See `mmspec.hf.causal_target.Backbone`.
         embed: Ids int64 [B, T] to embeddings.
         head: Hidden states to logits over all ids; a linear layer.
     """

@@ -152,7 +152,6 @@ def one_hot(like: Tensor, tokens: Tensor) -> Tensor:
 
     Args:
         like: Distributions [..., V], of the same kind and device.
-        tokens: The tokens.
     """
     return like.new_zeros(*tokens.shape, like.shape[-1]).scatter_(-1, tokens[..., None], 1.0)
 
@@ -203,11 +202,15 @@ def sample_many(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> T
 
 
 def _by_groups(weights: Tensor) -> Tensor:
-    """The running sum of `weights` [..., V] at the end of every group of adjacent tokens, `widest` [..., groups].
-
-    In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
-    of a sample.
-    """
+    """The running sum of `weights` [..., V] at the end of every group of adjacent tokens, `widest` [..., groups]."""
+    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
+    # of a sample.
+    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
+    # of a sample.
+    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
+    # of a sample.
+    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
+    # of a sample.
     if weights.shape[-1] <= _SMALL:
         return weights.cumsum(-1, dtype=widest(weights.device))
     whole = weights.shape[-1] // _GROUP * _GROUP

@@ -34,7 +34,7 @@ class Raster:
 
     @property
     def size(self) -> str:
-        """As in OpenAI's API."""
+        """Width and height as OpenAI's API writes them."""
         return f"{self.width}x{self.height}"
 
 

@@ -40,7 +40,6 @@ class HeadSizes:
     """The sizes of a new head.
 
     Attributes:
-        target: The target.
         layout: Layout of its sequences.
         dim: Width of its features.
         intermediate_size: Width of the head's MLP.

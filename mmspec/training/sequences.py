@@ -169,7 +169,6 @@ def write_sequences(
 
     Args:
         prepare: Prepares prompts for the target.
-        prompts: The prompts.
         count: Number of sequences of all ranks together.
         seed: Seed of the first sequence.
         folder: Folder of the chunks; each is written atomically.
