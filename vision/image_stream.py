@@ -88,7 +88,6 @@ def preview_of(pipe: Any, tokens: Tensor, size: tuple[int, int] | None) -> Image
     """The image of tokens that may be incomplete.
 
     Args:
-        pipe: The pipeline.
         tokens: int64 [n] in raster order, blocks int64 [n, K], or latents [n, D]; the pixels of missing ones are grey.
         size: Height and width in pixels, if the request sets them.
     """

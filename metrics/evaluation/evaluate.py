@@ -206,7 +206,6 @@ def measure_samples(evaluation: Evaluation, folder: Path, gate: Callable[[Recipe
 
     Args:
         evaluation: The result of `prepare`, or of `finished_part`.
-        folder: The results folder.
         gate: The exactness check, called once for every recipe that claims to be exact, in one of the processes; a
             recipe that fails it gets no speed-up.
 

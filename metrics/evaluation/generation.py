@@ -101,7 +101,6 @@ def generate(
     Args:
         pipe: Generates images or audio.
         config: Sampling parameters and batch size.
-        folder: The results folder.
         wanted: The result of `keys`.
         processes: The processes that share the work.
         on_sample: Called for each sample of the share, including those already finished.

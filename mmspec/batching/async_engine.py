@@ -30,7 +30,6 @@ class AsyncEngine:
         await engine.aclose()
 
     Args:
-        pipe: The pipeline.
         **options: The other arguments of `mmspec.batching.engine.Engine`.
     """
 

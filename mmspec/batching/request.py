@@ -166,7 +166,6 @@ class PreparedBatch(Protocol):
 
         Args:
             recipe: How it is decoded: `recipe` of this object, or else that of the rows.
-            seeds: The seeds of the rows.
             watch: What to show of the decoding.
         """
         ...

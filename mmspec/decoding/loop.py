@@ -46,7 +46,6 @@ class RunningBatch:
         target: The model whose distribution the output follows.
         drafter: Proposes tokens; a `mmspec.decoding.trees.TreeDrafter` with the windows `Trees`; None for plain
             decoding.
-        rule: The acceptance rule.
         sampler: Makes the target distribution, samples from it and verifies drafts against it.
         state: The batch; holds the result afterwards.
         policy: Chooses the width of each window: tokens in one target call, the last accepted one included.

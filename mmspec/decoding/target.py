@@ -348,7 +348,6 @@ def bind_features(rule: Accept, target: object, batch_size: int) -> Accept:
     """Binds the features of the target's last call to a rule that reads features; returns other rules unchanged.
 
     Args:
-        rule: The acceptance rule.
         batch_size: B, the number of conditional rows.
 
     Raises:

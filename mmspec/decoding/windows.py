@@ -60,7 +60,6 @@ class Windows:
     Args:
         target: The model.
         drafter: Proposes the drafts.
-        rule: The acceptance rule.
         sampler: Makes the target distribution, samples from it and verifies drafts against it.
         state: The batch.
         meter: Counts calls, and numbers the random numbers by them.

@@ -140,7 +140,6 @@ def check_tensors(what: str, tensors: Mapping[str, Tensor], module: nn.Module) -
 
     Args:
         what: The checkpoint, for the error.
-        tensors: The tensors of the checkpoint.
 
     Raises:
         ModelError: If tensors are missing or unknown, have another shape, or are integers instead of floats or the
@@ -175,7 +174,6 @@ def load_tensors(
 
     Args:
         what: The checkpoint, for the error.
-        tensors: The tensors of the checkpoint.
         module: The module, which may be on the meta device.
         device: Where to put them.
         dtype: Their dtype, or "auto" for that of the files.

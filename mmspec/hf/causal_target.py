@@ -86,7 +86,6 @@ class CausalTarget:
 
     Args:
         backbone: The model.
-        cond: The conditional prompts.
         uncond: The unconditional prompts, which may have another length; None turns guidance off.
         length: Tokens to generate.
         slack: Slots that a window may extend past the end of the sequence.

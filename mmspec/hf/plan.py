@@ -74,7 +74,6 @@ class Plan:
 
     Attributes:
         backbone: The parts of the model; see `mmspec.hf.causal_target.CausalTarget`.
-        cond: The conditional prompts.
         uncond: The unconditional prompts; None without guidance.
         length: Tokens to generate; see `mmspec.decoding.layout.Layout`.
         width: Tokens per line of the image, or None; see `mmspec.decoding.layout.Layout`.

@@ -226,7 +226,6 @@ def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: 
     Args:
         p: float32 [B, m + 1, V], the target distribution at every slot.
         draft: m draft tokens (m may be 0).
-        rule: The acceptance rule.
         accept_u: float32 [B, m + 1] in [0, 1), the uniform random numbers of the tests.
         resample_u: float32 [B, m + 1] in [0, 1), those of the resampled tokens. All numbers are independent of each
             other and of the draft.

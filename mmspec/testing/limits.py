@@ -59,7 +59,6 @@ def tv_limit(joint: Tensor, samples: int, false_alarm: float = FALSE_ALARM) -> f
 
     Args:
         joint: Probabilities of all sequences, float64 [S].
-        samples: Number of samples.
         false_alarm: The probability.
     """
     mean = joint[joint > 0] / joint.sum() * samples
@@ -114,7 +113,6 @@ def mean_limits(joint: Tensor, score: Tensor, samples: int, false_alarm: float =
     Args:
         joint: Probabilities of all sequences, float64 [S].
         score: A number for each sequence, float64 [S].
-        samples: Number of samples.
         false_alarm: The probability of either side.
 
     Returns:

@@ -118,7 +118,6 @@ def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings, pipe
     Args:
         drafter: The folder of the other drafter, with `work`.
         folder: Folder of the sequences.
-        settings: The settings of the training.
         pipe: The pipeline of the model.
 
     Raises:

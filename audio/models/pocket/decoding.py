@@ -171,7 +171,6 @@ class PocketOutput:
     Attributes:
         audio_latents: [B, F, D], in the codec's space, zeros after a row's end.
         audio_latents_mask: int64 [B, F], 1 up to a row's end.
-        seeds: The seeds of the rows.
         stats: Statistics of the call.
     """
 

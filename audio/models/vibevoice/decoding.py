@@ -214,7 +214,6 @@ class VibeVoiceOutput:
     Attributes:
         audio: float32 [channels, samples] of each row at 24 kHz, decoded from all of its frames at once.
         tokens: float32 [n, D + 1] of each row, latents and kinds.
-        seeds: The seeds of the rows.
         stats: Statistics of the call.
     """
 

@@ -118,7 +118,6 @@ def decode(
     """The codes of requests in an engine.
 
     Args:
-        pipe: The pipeline.
         recipe: How to decode.
         seed: Of the first request; each of the others has the next.
         apart: Steps between the arrivals of two requests.

@@ -38,7 +38,6 @@ class JudgeSettings:
     """Everything that determines a judge.
 
     Attributes:
-        metric: The name of the metric.
         tolerance: Outputs are equal if their distance is at most this share of the median distance between two seeds
             of one prompt.
         prompts: Prompts to train on.
