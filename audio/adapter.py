@@ -210,14 +210,16 @@ class ContinuesLatest(SupportsVoiceContinuation, Protocol):
 
 
 @runtime_checkable
-class ContinuesParts(SupportsVoiceContinuation, Protocol):
+class ContinuesParts(SpeechAdapter, Protocol):
     """An adapter of a model that clones a voice from codes and their text: a part can continue other parts.
 
     Attributes:
         continues_parts: Whether the model can.
+        draws_voice: See `SupportsVoiceContinuation`.
     """
 
     continues_parts: bool
+    draws_voice: bool
 
     def continue_from(self, part: Any, context: Sequence[ReferenceCodes]) -> Any | None:
         """The part `part`, as it was read, after its own reference audio and the parts `context`, in this order.

@@ -119,9 +119,12 @@ class ReferenceCodes:
 
 
 def joined(references: Sequence[ReferenceCodes]) -> ReferenceCodes:
-    """References that follow each other, as one. It has no transcript if one with codes has none."""
+    """References that follow each other, as one, in the shape of the first.
+
+    It has no transcript if one of them has codes without a transcript.
+    """
     spoken = [each for each in references if each.codes.numel()]
     texts = [each.transcript.strip() for each in spoken]
     speakers = [each.speaker for each in references if each.speaker is not None]
-    codes = torch.cat([each.codes.cpu() for each in spoken])
+    codes = torch.cat([each.codes.cpu().reshape(-1, *spoken[0].codes.shape[1:]) for each in spoken])
     return ReferenceCodes(" ".join(texts) if all(texts) else "", codes, speakers[0] if speakers else None)

@@ -290,7 +290,8 @@ class FlatAdapter:
         if self.style.voice_prompt is None:
             return None
         spoken = [*context] if self._voice is None else [self._voice, *context]
-        voice = joined([replace(each, codes=each.codes.squeeze(1)) if each.codes.ndim > 1 else each for each in spoken])
+        voice = joined(spoken)
+        voice = replace(voice, codes=voice.codes.squeeze(1)) if voice.codes.ndim > 1 else voice
         ids = self.style.voice_prompt(self.tokenizer, part.text, voice)
         positions = getattr(self.model.config, "max_position_embeddings", None)
         return None if positions is not None and len(ids) + self.style.tokens > positions else FlatPart(part.text, ids)
