@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from cloning_families import FAMILIES, Family
+from cloning_families import FAMILIES, CloningModel
 from part_runs import decode_rows
 from served import served
 from tiny_chatterbox import Levels
@@ -43,7 +43,7 @@ few_families = pytest.mark.parametrize("case", FEW, indirect=True, ids=str)
 class Case:
     """A pipeline with its text."""
 
-    family: Family
+    family: CloningModel
     pipe: Any
     voiced: bool
 

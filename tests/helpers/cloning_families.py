@@ -44,7 +44,7 @@ LETTERS = "abcdabcd abc. bcdabcda bcd. cdabcdab cda."
 
 
 @dataclass(frozen=True)
-class Family:
+class CloningModel:
     """A family.
 
     Attributes:
@@ -152,21 +152,21 @@ def _codes_of_embeddings(adapter: Any, part: Any) -> Tensor:
 
 
 FAMILIES = {
-    "csm": Family(_csm, lambda adapter, part: torch.cat([codes for _, codes in part.context]), csm, seed=12),
-    "dia": Family(_dia, lambda adapter, part: part.context.codes, dia, most=21, seed=4, temperature=1.0),
-    "higgs": Family(_higgs, lambda adapter, part: torch.cat([each.codes for each in part.context]), higgs),
-    "higgs-v3": Family(
+    "csm": CloningModel(_csm, lambda adapter, part: torch.cat([codes for _, codes in part.context]), csm, seed=12),
+    "dia": CloningModel(_dia, lambda adapter, part: part.context.codes, dia, most=21, seed=4, temperature=1.0),
+    "higgs": CloningModel(_higgs, lambda adapter, part: torch.cat([each.codes for each in part.context]), higgs),
+    "higgs-v3": CloningModel(
         _published(tiny_higgs_v3.higgs_v3, tiny_higgs_v3.Codec, tiny_higgs_v3.BOOKS),
         lambda adapter, part: part.voice.codes,
         higgs_v3,
     ),
-    "fish-s2": Family(
+    "fish-s2": CloningModel(
         _published(tiny_fish_s2.fish_s2, tiny_fish_s2.Codec, tiny_fish_s2.BOOKS),
         lambda adapter, part: adapter.prompt(part)[1],
         fish_s2,
         seed=5,
     ),
-    "qwen3-tts": Family(_qwen3_tts, lambda adapter, part: part.continuation.codes, qwen3_tts),
-    "cosyvoice": Family(_cosyvoice, _codes_of_embeddings, cosyvoice, LETTERS),
-    "flat": Family(_flat, _codes_of_ids, text="one two three two one two"),
+    "qwen3-tts": CloningModel(_qwen3_tts, lambda adapter, part: part.continuation.codes, qwen3_tts),
+    "cosyvoice": CloningModel(_cosyvoice, _codes_of_embeddings, cosyvoice, LETTERS),
+    "flat": CloningModel(_flat, _codes_of_ids, text="one two three two one two"),
 }
