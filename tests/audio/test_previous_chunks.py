@@ -1,4 +1,4 @@
-"""Parts of a long text that continue the part before them, in every family that clones from codes and their text."""
+"""Parts of a long text that continue the part before them, in every model that clones from codes and their text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from cloning_families import FAMILIES, CloningModel
+from cloning_models import CLONING, CloningModel
 from part_runs import decode_rows
 from served import served
 from tiny_chatterbox import Levels
@@ -33,31 +33,31 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.serving.engines import new_engine
 from mmspec.serving.models import ServedModel
 
-CASES = [(name, voiced) for name in FAMILIES for voiced in (False, True)]
+CASES = [(name, voiced) for name in CLONING for voiced in (False, True)]
 FEW = [("csm", True), ("higgs-v3", False), ("flat", True)]  # of frames, of columns, of tokens
-every_family = pytest.mark.parametrize("case", CASES, indirect=True, ids=str)
-few_families = pytest.mark.parametrize("case", FEW, indirect=True, ids=str)
+every_model = pytest.mark.parametrize("case", CASES, indirect=True, ids=str)
+few_models = pytest.mark.parametrize("case", FEW, indirect=True, ids=str)
 
 
 @dataclass
 class Case:
     """A pipeline with its text."""
 
-    family: CloningModel
+    model: CloningModel
     pipe: Any
     voiced: bool
 
     def run(self, recipe: str, temperature: float | None = None) -> tuple[TextParts, Any]:
         """The parts of the text as they were decoded, and the output."""
         chosen, sampling = parse(recipe), self.pipe._sampling(temperature)
-        parts = TextParts(self.pipe.adapter, self.pipe.read(self.text, None), sampling, self.family.seed, True)
+        parts = TextParts(self.pipe.adapter, self.pipe.read(self.text, None), sampling, self.model.seed, True)
         request = AudioAssembler(self.pipe.adapter).request(parts)
         (found,) = CallEngine(self.pipe, [request], chosen, 1, UNWATCHED).results()
         return parts, found
 
     @property
     def text(self) -> str:
-        return self.family.text
+        return self.model.text
 
     def frames(self, output: Any) -> list[Tensor]:
         """The frames int64 [F, K] of each part."""
@@ -67,47 +67,47 @@ class Case:
 @pytest.fixture
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     name, voiced = request.param
-    family = FAMILIES[name]
-    with family.short_parts():
-        yield Case(family, family.load(tmp_path, voiced), voiced)
+    model = CLONING[name]
+    with model.short_parts():
+        yield Case(model, model.load(tmp_path, voiced), voiced)
 
 
-@every_family
+@every_model
 def test_a_part_has_the_part_before_it_in_its_prompt(case: Case) -> None:
     """After the voice, or the first part if the model draws the voice. Each part is a request of its own with this."""
-    parts, output = case.run("plain", case.family.temperature)
+    parts, output = case.run("plain", case.model.temperature)
     adapter, codes, rows = case.pipe.adapter, case.frames(output), output.stats.rows
     spoken = [i for i, row in enumerate(rows) if len(codes[i]) and not row.truncated]
     assert len(codes) == 3 and spoken[:2] == [0, 1]
-    own = case.family.frames(adapter, parts.prepared.parts[0]) if case.voiced else codes[0][:0]
+    own = case.model.frames(adapter, parts.prepared.parts[0]) if case.voiced else codes[0][:0]
     assert bool(len(own)) == case.voiced
     contexts = [own, codes[0]], [own, *codes[:2]] if adapter.draws_voice else [own, codes[1]]
     for prompt, context in zip(parts.prompts[1:], contexts, strict=True):
-        assert torch.equal(case.family.frames(adapter, prompt.part), torch.cat(context))
+        assert torch.equal(case.model.frames(adapter, prompt.part), torch.cat(context))
     for i, (prompt, tokens) in enumerate(zip(parts.prompts, output.tokens, strict=True)):
-        sampling, seed = case.pipe._sampling(case.family.temperature), part_seed(case.family.seed, i)
+        sampling, seed = case.pipe._sampling(case.model.temperature), part_seed(case.model.seed, i)
         alone = decode_rows(adapter, [prompt.part], parse("plain"), sampling, [seed])[0]
         assert torch.equal(alone[: len(tokens)], tokens)
     assert output.audio.shape[-1] == adapter.codec.hop * sum(map(len, codes))
     assert not [note for note in output.notes if "does not continue" in note]
 
 
-@few_families
+@few_models
 def test_audio_does_not_depend_on_how_it_is_asked_for(case: Case) -> None:
     """A call alone, in company, an engine and a stream; and other audio than without."""
     pipe, options = case.pipe, {"condition_on_previous_chunks": True}
     _, output = case.run(pipe.adapter.recipe)
-    both = pipe([case.text, case.text[:3]], seed=case.family.seed, **options)[0]
+    both = pipe([case.text, case.text[:3]], seed=case.model.seed, **options)[0]
     engine = Engine(pipe, max_rows=2)
-    engine.add(case.text, request_id="text", seed=case.family.seed, **options)
-    engine.add(case.text, seed=case.family.seed + 1)
+    engine.add(case.text, request_id="text", seed=case.model.seed, **options)
+    engine.add(case.text, seed=case.model.seed + 1)
     results = {each.request_id: each.result for each in _steps(engine) if each.finished}
-    for other in (pipe(case.text, seed=case.family.seed, **options), both, results["text"]):
+    for other in (pipe(case.text, seed=case.model.seed, **options), both, results["text"]):
         assert all(map(torch.equal, other.tokens, output.tokens))
         np.testing.assert_allclose(other.audio, output.audio, atol=1e-5)
-    stream = pipe.stream(case.text, seed=case.family.seed, first=2, every=3, **options)
+    stream = pipe.stream(case.text, seed=case.model.seed, first=2, every=3, **options)
     np.testing.assert_allclose(np.concatenate(list(stream), axis=-1), output.audio, atol=1e-5)
-    without = pipe(case.text, seed=case.family.seed)
+    without = pipe(case.text, seed=case.model.seed)
     assert torch.equal(without.tokens[0], output.tokens[0])
     assert not all(map(torch.equal, without.tokens, output.tokens))
 
@@ -117,7 +117,7 @@ def _steps(engine: Engine) -> Iterator[Any]:
         yield from engine.step()
 
 
-@few_families
+@few_models
 def test_recipes_agree_on_every_part(case: Case) -> None:
     _, plain = case.run("plain", temperature=0)
     for recipe in ("scd:window=3", case.pipe.adapter.recipe):
@@ -181,16 +181,16 @@ def test_what_a_part_continues(draws_voice: bool, room: int, lengths: list[int],
 
 def test_audio_goes_on_where_the_part_before_it_ends(tmp_path: Path) -> None:
     """Each part is decoded after the last seconds of the part before it, whose audio is not repeated."""
-    pipe, family = FAMILIES["csm"].load(tmp_path, False), FAMILIES["csm"]
-    with family.short_parts():
-        prepared = pipe.read(family.text, None)
+    pipe, model = CLONING["csm"].load(tmp_path, False), CLONING["csm"]
+    with model.short_parts():
+        prepared = pipe.read(model.text, None)
     parts, codec = TextParts(pipe.adapter, prepared, pipe.adapter.sampling, 0, True), pipe.adapter.codec
     request = AudioAssembler(pipe.adapter).request(parts)
     tokens = [torch.randint(1, 4, (n, 2), generator=torch.Generator().manual_seed(n)) for n in (9, 300, 5)]
     row, frames = request.rows[0], [pipe.adapter.codes(each) for each in tokens]
     for number in (1, 2):
         row = request.continued(request.rows[number], row, tokens[number - 1], False)  # type: ignore[misc]
-    stats = pipe(family.text[:3], seed=0).stats
+    stats = pipe(model.text[:3], seed=0).stats
     audio = request.finish(tokens, replace(stats, rows=stats.rows * 3)).audio
     kept = -(-4 * codec.sampling_rate // codec.hop)
     assert kept < 300 and audio.shape[-1] == codec.hop * sum(map(len, tokens))
@@ -212,11 +212,11 @@ def test_what_is_not_possible() -> None:
 
 
 def test_the_server_and_the_command_give_the_same_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    family = FAMILIES["qwen3-tts"]
-    with family.short_parts():
-        pipe = family.load(tmp_path, False)
-        own = pipe(family.text, seed=5, recipe="plain", condition_on_previous_chunks=True)
-        body = {"input": family.text, "seed": 5, "response_format": "pcm", "condition_on_previous_chunks": True}
+    model = CLONING["qwen3-tts"]
+    with model.short_parts():
+        pipe = model.load(tmp_path, False)
+        own = pipe(model.text, seed=5, recipe="plain", condition_on_previous_chunks=True)
+        body = {"input": model.text, "seed": 5, "response_format": "pcm", "condition_on_previous_chunks": True}
         models = [ServedModel("voice", pipe, "plain", new_engine(pipe, "plain", 4, 8))]
         spoken = mmspec.load("spoken")
         models.append(ServedModel("spoken", spoken, "plain", new_engine(spoken, "plain", 4, 8)))
@@ -229,7 +229,7 @@ def test_the_server_and_the_command_give_the_same_samples(tmp_path: Path, capsys
                 status, _, data = running.request("/v1/audio/speech", {**body, "model": "spoken", "stream": stream})
                 assert status == 400 and json.loads(data)["error"]["param"] == "condition_on_previous_chunks"
         file = tmp_path / "x.wav"
-        words = ["speak", family.text, "--condition-on-previous-chunks", "--seed", "5", "--recipe", "plain"]
+        words = ["speak", model.text, "--condition-on-previous-chunks", "--seed", "5", "--recipe", "plain"]
         assert main([*words, "-m", str(tmp_path / "voice_design"), "--config", "frames=30", "-o", str(file)]) == 0
     np.testing.assert_allclose(soundfile.read(file)[0], own.audio[0].clip(-1, 1), atol=1e-3)
     assert main([*words, "-o", str(file)]) == 2

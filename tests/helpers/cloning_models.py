@@ -1,4 +1,4 @@
-"""A tiny pipeline of every family that clones a voice from codes and their text, with parts of a few words."""
+"""A tiny pipeline of every model that clones a voice from codes and their text, with parts of a few words."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LETTERS = "abcdabcd abc. bcdabcda bcd. cdabcdab cda."
 
 @dataclass(frozen=True)
 class CloningModel:
-    """A family.
+    """A model that clones.
 
     Attributes:
         make: Its pipeline, with or without a voice.
@@ -151,7 +151,7 @@ def _codes_of_embeddings(adapter: Any, part: Any) -> Tensor:
     return torch.stack([row.nonzero()[0] for row in same if row.any()])
 
 
-FAMILIES = {
+CLONING = {
     "csm": CloningModel(_csm, lambda adapter, part: torch.cat([codes for _, codes in part.context]), csm, seed=12),
     "dia": CloningModel(_dia, lambda adapter, part: part.context.codes, dia, most=21, seed=4, temperature=1.0),
     "higgs": CloningModel(_higgs, lambda adapter, part: torch.cat([each.codes for each in part.context]), higgs),
