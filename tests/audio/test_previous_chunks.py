@@ -95,7 +95,8 @@ def test_a_part_has_the_part_before_it_in_its_prompt(case: Case) -> None:
 @few_models
 def test_audio_does_not_depend_on_how_it_is_asked_for(case: Case) -> None:
     """A call alone, in company, an engine and a stream; and other audio than without."""
-    pipe, options = case.pipe, {"condition_on_previous_chunks": True}
+    pipe: Any = case.pipe
+    options: dict[str, Any] = {"condition_on_previous_chunks": True}
     _, output = case.run(pipe.adapter.recipe)
     both = pipe([case.text, case.text[:3]], seed=case.model.seed, **options)[0]
     engine = Engine(pipe, max_rows=2)
@@ -175,7 +176,7 @@ def test_what_a_part_continues(draws_voice: bool, room: int, lengths: list[int],
         assert earlier.seed == part_seed(7, number + 1) and earlier.prompt is parts.prompts[number + 1]
         part, before = earlier.prompt.part, earlier.prompt.before
         found.append((part[1] if isinstance(part, tuple) else "") + "!" * (len(parts.notes) - said))
-        assert part[0] == "bcd"[number] and (before is None if not length else torch.equal(before, codes[None]))
+        assert part[0] == "bcd"[number] and (torch.equal(before, codes[None]) if length else before is None)
     assert found == wanted
 
 

@@ -70,7 +70,9 @@ class CloningModel:
 
     def short_parts(self) -> Any:
         """A context in which texts are split into parts of a few words."""
-        short = {name: self.most for name in ("MAX_LETTERS", "MIN_LETTERS") if hasattr(self.letters, name)}
+        short: dict[str, Any] = {
+            name: self.most for name in ("MAX_LETTERS", "MIN_LETTERS") if hasattr(self.letters, name)
+        }
         return patch.multiple(self.letters, **short) if short else nullcontext()
 
 
