@@ -176,7 +176,8 @@ def test_what_a_part_continues(draws_voice: bool, room: int, lengths: list[int],
         assert earlier.seed == part_seed(7, number + 1) and earlier.prompt is parts.prompts[number + 1]
         part, before = earlier.prompt.part, earlier.prompt.before
         found.append((part[1] if isinstance(part, tuple) else "") + "!" * (len(parts.notes) - said))
-        assert part[0] == "bcd"[number] and (torch.equal(before, codes[None]) if length else before is None)
+        assert part[0] == "bcd"[number] and bool(length) == (before is not None)
+        assert before is None or torch.equal(before, codes[None])
     assert found == wanted
 
 
