@@ -108,7 +108,6 @@ class TextParts:
         )
 
     def _continued(self, row: RowPrompt, earlier: RowPrompt, tokens: Tensor, truncated: bool) -> RowPrompt:
-        """See `mmspec.batching.request.PreparedRequest`."""
         number = (row.seed - self.seed) // _SEED_STRIDE
         if self._conditioned:
             self.prompts[number] = self._conditioned_prompt(number, tokens, truncated)
