@@ -94,6 +94,22 @@ def test_a_seed_of_torch_gives_the_same_samples_twice(name: str) -> None:
     assert any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+@pytest.mark.parametrize(
+    "name", ["flat", "janus", "emu3", "musicgen", "melody", "dia", "higgs", "csm audio", "moshi", "bark"]
+)
+def test_a_dict_holds_what_that_of_the_untouched_object_holds(name: str) -> None:
+    case = CASES[name]
+    model = case.model()
+    own = model.generate(**case.arguments(model, return_dict_in_generate=True))
+    mmspec.accelerate(model, "scd:window=4")
+    ours = model.generate(**case.arguments(model, return_dict_in_generate=True))
+    assert mmspec.last_stats(model) is not None
+    for field in ("sequences", "audio_sequences", "audio_codes", "audio"):
+        if isinstance(own, dict) and own.get(field) is not None:
+            for one, other in zip(flat(ours[field]), flat(own[field]), strict=True):
+                torch.testing.assert_close(one, other)
+
+
 class Counting(LogitsProcessor):
     """Keeps state: raises id 5 at every second call."""
 
