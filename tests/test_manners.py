@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import mmspec
 from mmspec.errors import ArgumentError
 from mmspec.pipeline import move
+from mmspec.vision.llamagen.generation import LlamaGenGenerator
 
 PROMPTS = {
     "shapes": ["a red circle", "a green star", "a blue square"],
-    "scenes": ["a red circle on a striped background"],
+    "scenes": ["a solid red circle at the top left"],
     "shapes-latent": ["a red circle"],
     "spoken": ["one", "two", "three"],
 }
@@ -29,6 +32,36 @@ def test_a_pipeline_knows_where_it_is_and_moves(named: tuple[str, Any]) -> None:
     _, pipe = named
     assert pipe.device == torch.device("cpu") and pipe.dtype == torch.float32
     assert pipe.to("cpu") is pipe and pipe.to(torch.device("cpu")) is pipe
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_weights_are_converted_as_when_loaded_or_the_refusal_says_how(name: str) -> None:
+    pipe, options = mmspec.load(name), {"seed": 0, "recipe": "plain"}
+    assert pipe.to("cpu", torch.float32) is pipe and pipe.to(dtype=torch.float32) is pipe
+    for wrong in (torch.int8, "bf16"):
+        with pytest.raises(ArgumentError, match="^dtype=.* is not allowed; it is one of torch.float32, "):
+            pipe.to("cpu", wrong)
+    if not isinstance(pipe, LlamaGenGenerator):
+        with pytest.raises(ArgumentError, match="that is loaded; pass it to mmspec.load$"):
+            pipe.to(torch.bfloat16)
+        return
+    pipe(PROMPTS[name][0], **options)
+    other = mmspec.load(name, dtype="bfloat16")
+    assert pipe.to(torch.bfloat16).dtype == torch.bfloat16 == other.dtype
+    outputs = [each(PROMPTS[name][0], output_type="np", **options) for each in (pipe, other)]
+    assert torch.equal(outputs[0].tokens, outputs[1].tokens)
+    assert np.array_equal(outputs[0].images, outputs[1].images)
+
+
+def test_what_diffusers_has_and_this_has_not_is_refused_in_one_line(named: tuple[str, Any]) -> None:
+    name, pipe = named
+    for method in ("enable_model_cpu_offload", "load_lora_weights", "unet"):
+        assert not hasattr(pipe, method)
+        instead = "loaded with mmspec.load it is" if name in ("shapes", "scenes") else "arguments of mmspec.load"
+        with pytest.raises(AttributeError, match=f"^{type(pipe).__name__} has no '{method}'; .*{instead}") as error:
+            getattr(pipe, method)
+        assert "\n" not in str(error.value)
+    copy.copy(pipe)
 
 
 def test_a_pipeline_is_saved_or_says_why_not(named: tuple[str, Any], tmp_path: Path) -> None:
@@ -92,6 +125,6 @@ def test_all_weights_move(name: str) -> None:
     pipe = mmspec.load(name)
     move(pipe, torch.device("meta"))
     assert pipe.device.type == "meta"
-    for device in ("nosuch", 3, torch.float16):
+    for device in ("nosuch", 3):
         with pytest.raises(ArgumentError, match="^device="):
             pipe.to(device)
