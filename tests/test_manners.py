@@ -117,7 +117,7 @@ def test_an_interrupted_call_counts_what_it_has_and_no_more(size: int, at: int) 
     assert len(made) == 3 and made[size - 1] and made[2] == 0
     assert [row.tokens for row in out.stats.rows] == made and out.stats.tokens == sum(made)
     assert out.stats.target_calls == at
-    assert out.stats.tokens_per_call == sum(made) / sum(row.calls for row in out.stats.rows)
+    assert out.stats.tokens_per_call == sum(made) / sum(row.target_calls for row in out.stats.rows)
 
 
 @pytest.mark.parametrize("name", PROMPTS)

@@ -89,7 +89,7 @@ class ModelPipeline:
             ArgumentError: If the device cannot be used, or the weights cannot be converted.
         """
         if isinstance(device, torch.dtype) and dtype is None:
-            device, dtype = None, device
+            return self.to(dtype=device)
         if device is not None:
             check_device(device)
         if dtype is not None and dtype not in DTYPES:
@@ -97,7 +97,7 @@ class ModelPipeline:
             raise ArgumentError(f"dtype={shown(dtype)} is not allowed; it is one of {names}")
         if dtype not in (None, self.dtype):
             self._convert(dtype)
-        if device is not None:
+        if device is not None and not isinstance(device, torch.dtype):
             move(self, torch.device(device))
         return self
 

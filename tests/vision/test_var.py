@@ -217,7 +217,7 @@ def test_an_interrupted_batch_has_the_whole_images_before_it(pipe: VARPipeline) 
     def stop(pipe: Any, *step: Any) -> None:
         nonlocal calls
         calls += 1
-        pipe._interrupt = calls == whole.stats.rows[0].calls + 2
+        pipe._interrupt = calls == whole.stats.rows[0].target_calls + 2
 
     out = pipe(class_labels=[0, 1, 2], seed=0, batch_size=1, callback_on_step_end=stop, output_type="np")
     assert torch.equal(out.tokens[0], whole.tokens[0]) and (out.images[0] == whole.images[0]).all()

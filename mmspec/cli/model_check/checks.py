@@ -48,12 +48,12 @@ class Speed:
 
     Attributes:
         name: A recipe, or `OWN`.
-        calls: Calls of the model; None where its own generate calls only parts of it.
+        target_calls: Calls of the model; None where its own generate calls only parts of it.
         seconds: The median of the repetitions.
     """
 
     name: str
-    calls: int | None
+    target_calls: int | None
     seconds: float
 
 
