@@ -13,7 +13,7 @@ import torch
 import mmspec
 from mmspec.errors import ArgumentError
 from mmspec.pipeline import move
-from mmspec.vision.llamagen.generation import LlamaGenGenerator
+from mmspec.vision.llamagen.embedded import EmbeddedLlamaGen
 
 PROMPTS = {
     "shapes": ["a red circle", "a green star", "a blue square"],
@@ -36,19 +36,20 @@ def test_a_pipeline_knows_where_it_is_and_moves(named: tuple[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_weights_are_converted_as_when_loaded_or_the_refusal_says_how(name: str) -> None:
-    pipe, options = mmspec.load(name), {"seed": 0, "recipe": "plain"}
+    pipe = mmspec.load(name)
+    options: dict[str, Any] = {"seed": 0, "recipe": "plain", "output_type": "np"}
     assert pipe.to("cpu", torch.float32) is pipe and pipe.to(dtype=torch.float32) is pipe
     for wrong in (torch.int8, "bf16"):
         with pytest.raises(ArgumentError, match="^dtype=.* is not allowed; it is one of torch.float32, "):
             pipe.to("cpu", wrong)
-    if not isinstance(pipe, LlamaGenGenerator):
+    if not isinstance(pipe, EmbeddedLlamaGen):
         with pytest.raises(ArgumentError, match="that is loaded; pass it to mmspec.load$"):
             pipe.to(torch.bfloat16)
         return
     pipe(PROMPTS[name][0], **options)
     other = mmspec.load(name, dtype="bfloat16")
     assert pipe.to(torch.bfloat16).dtype == torch.bfloat16 == other.dtype
-    outputs = [each(PROMPTS[name][0], output_type="np", **options) for each in (pipe, other)]
+    outputs = [each(PROMPTS[name][0], **options) for each in (pipe, other)]
     assert torch.equal(outputs[0].tokens, outputs[1].tokens)
     assert np.array_equal(outputs[0].images, outputs[1].images)
 

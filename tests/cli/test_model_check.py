@@ -140,7 +140,7 @@ def test_a_wrong_model_fails_and_shows_no_speed(monkeypatch: pytest.MonkeyPatch)
     report = run(PIPELINES["emu3"]())
     failed = {check.name for check in report.checks if check.status == "FAILED"}
     assert not report.passed and not report.speeds
-    assert "logits of windows after roll-back = logits of single steps" in failed
+    assert "logits of windows after roll-back = logits of plain steps" in failed
     assert any(name.startswith("greedy tokens of scd") for name in failed)
     assert "Not measured: a check failed" in page(report) and ": FAILED" in page(report)
 

@@ -217,8 +217,8 @@ def tolerance(spread: float, dtype: torch.dtype) -> float:
 
 
 def check_rollback(subject: Subject, dtype: torch.dtype) -> list[Check]:
-    """Logits of overlapping windows, after rejected drafts, against those of single steps."""
-    name = "logits of windows after roll-back = logits of single steps"
+    """Logits of overlapping windows, after rejected drafts, against those of plain steps."""
+    name = "logits of windows after roll-back = logits of plain steps"
     found = subject.target(1, 1)
     if found is None:
         return [Check(name, "not checked", "the target of this model is not made for single ids and a text prompt")]
