@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import mmspec
+import mmspec.vision
 from mmspec.errors import ArgumentError
 from mmspec.pipeline import move
 from mmspec.vision.llamagen.embedded import EmbeddedLlamaGen
@@ -32,6 +33,26 @@ def test_a_pipeline_knows_where_it_is_and_moves(named: tuple[str, Any]) -> None:
     _, pipe = named
     assert pipe.device == torch.device("cpu") and pipe.dtype == torch.float32
     assert pipe.to("cpu") is pipe and pipe.to(torch.device("cpu")) is pipe
+
+
+@pytest.mark.parametrize(("name", "megabytes"), [("shapes", 12), ("scenes", 15)])
+def test_weights_are_float32_and_small(name: str, megabytes: int) -> None:
+    pipe = mmspec.load(name)
+    modules = (pipe.transformer, pipe.vqvae, pipe.text_encoder, pipe.draft_transformer)
+    assert {module.dtype for module in modules} == {torch.float32}
+    weights = Path(mmspec.vision.__path__[0]) / name / "weights"
+    assert 1e6 < sum(path.stat().st_size for path in weights.rglob("*")) < megabytes * 1e6
+
+
+GREEDY = {"shapes": "draft eagle table recycle sjd scd tree-table tree-eagle", "scenes": "draft table scd tree-table"}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_greedy_tokens_are_equal_for_all_recipes(name: str) -> None:
+    pipe, prompts = mmspec.load(name), PROMPTS[name][:2]
+    plain = pipe(prompts, recipe="plain", temperature=0).tokens
+    for recipe in GREEDY[name].split():
+        assert torch.equal(pipe(prompts, recipe=recipe, temperature=0).tokens, plain), recipe
 
 
 @pytest.mark.parametrize("name", PROMPTS)
