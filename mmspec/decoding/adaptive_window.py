@@ -228,7 +228,7 @@ class AdaptiveWindow:
         return 1 if self._first else 3
 
     def record(self, width: int, committed: Committed) -> None:
-        """See `mmspec.decoding.window_policy.WindowPolicy`.
+        """Learns what the windows of a width cost and gained.
 
         The first call of a run is not measured, nor is one in which a kernel was compiled or a CUDA graph captured.
         """
@@ -300,7 +300,7 @@ class AdaptiveWindow:
         return self._slowest_rates[width]
 
     def _measured_slowest_rate(self, width: int) -> float:
-        """See `_slowest_rate`, which keeps it until the width is measured again."""
+        """What `_slowest_rate` keeps until the width is measured again."""
         if width == 1 or self._rows == 1 or not self._gained[width]:
             return self.rate(width)
         # Drawn to one token: rows that were taken to gain too much are apart afterwards, which is not undone.

@@ -72,7 +72,6 @@ class KernelDrafts:
         self._forced = ForcedOnDevice()
 
     def draft(self, state: BatchState, draws: WindowRNG, previous: Reusable) -> Draft | None:
-        """See `mmspec.drafters.window_kernel.WindowKernel`."""
         if previous.is_dense or state.layout.cell or draws.positions.host.shape[1] > LONGEST:
             return None
         # Imported here: Triton may be missing.
@@ -126,12 +125,11 @@ class InitDrafter(BaseInitDrafter):
         self.kernel: KernelDrafts | None = kernel_drafts(init) if frames is None else None
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-        """See `mmspec.drafters.restarts.KnowsGuesses`; without the tokens that are forced."""
+        """Without the tokens that are forced."""
         left, up = neighbors_of_window(verdict, state)
         return self._init(left.flatten(), up.flatten(), draws[INIT].flatten()).view(left.shape)
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         count, first, width = draft.tokens.shape[1], int(reused.host.min()), state.layout.width
         aligned = bool((reused.host == first).all())  # all rows reuse the same number of drafts
         is_new = np.arange(first, count) >= reused.host[:, None]

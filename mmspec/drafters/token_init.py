@@ -75,7 +75,7 @@ class BaseInitDrafter:
         return self._learned is not None
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`; it does not need the counts."""
+        """It does not need the counts."""
         if self._learned is not None:
             self._learned.update(verdict, state, draws)
 

@@ -54,7 +54,6 @@ class ColumnKernel:
     learned: LearnedTable | None = None
 
     def draft(self, state: BatchState, draws: WindowRNG, previous: Reusable) -> Draft | None:
-        """See `mmspec.drafters.window_kernel.WindowKernel`."""
         if previous.is_dense:
             return None
         # Imported here: Triton may be missing.
@@ -98,14 +97,12 @@ class ColumnInitDrafter(BaseInitDrafter):
         self.kernel: ColumnKernel | None = column_kernel(init)
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-        """See `mmspec.drafters.restarts.KnowsGuesses`."""
         codebooks, vocab_size = verdict.p.shape[-2:]
         left = entries(torch.cat([state.last(), verdict.draft.tokens], dim=1), vocab_size)
         found, forced = self._init(left, draws.uniforms(INIT, 0, codebooks)), state.layout.forced
         return found if forced is None else entries(forced.put(found, draws.positions), vocab_size)
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         codebooks, vocab_size = draft.q.shape[-2:]
         u, forced = draws.uniforms(INIT, 0, codebooks), state.layout.forced
         new = torch.arange(draft.tokens.shape[1], device=state.device) >= reused.on(state.device)[:, None]

@@ -86,7 +86,7 @@ class StandDrafter:
             self._probs[at] = torch.where(kept, shares, self._probs[at])
 
     def draft(self, state: BatchState, draws: WindowRNG, previous: Reusable) -> Draft | None:
-        """See `mmspec.drafters.window_kernel.WindowKernel`; None if drafts are reused, too."""
+        """None if drafts are reused, too."""
         is_long = draws.positions.host.shape[1] > LONGEST
         if not state.ops.by_kernels or state.layout.cell or is_long or previous.tokens is not None:
             return None
@@ -102,7 +102,6 @@ class StandDrafter:
         return Draft(found.window[:, 1:], sampled, found.window)
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         self._sampled = []
         draft = self._slots.extend(state, draft, reused, draws)
         first, q = int(reused.host.min()), dense(draft.q).clone()
