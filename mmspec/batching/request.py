@@ -69,11 +69,6 @@ class RequestOutput:
     result: Any = None
     error: Exception | None = None
 
-    @property
-    def calls(self) -> int:
-        """`target_calls`, by its old name."""
-        return self.target_calls
-
 
 @dataclass(frozen=True)
 class RowPrompt:
