@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_pipe import N, ToyPipe
 
-from mmspec.batching.async_engine import AsyncEngine, EngineClosedError
+from mmspec.batching.async_engine import AsyncEngine, EngineClosedError, _Receiver
 from mmspec.batching.engine import Engine, QueueFullError, _agree
 from mmspec.batching.fair_queue import FairQueue
 from mmspec.batching.group import Group
@@ -493,7 +493,7 @@ def test_leaving_a_finished_request_cancels_no_other_of_its_name() -> None:
             holder.acquire()
             try:
                 engine.engine.add("good", request_id="same", seed=1)
-                engine._receivers["same"] = lambda _: None
+                engine._receivers["same"] = _Receiver("same", asyncio.get_running_loop())
                 await first.aclose()
                 assert not engine.engine._requests["same"].cancelled
             finally:
