@@ -189,7 +189,9 @@ class Group:
             self._load = load
             state = self.batch.state
             length, may_end = state.layout.length, state.layout.may_end
-            policy = window_policy(self._recipe, [self._guided], load, self._resources, length, may_end)
+            policy = window_policy(
+                self._recipe, [self._guided], load, self._resources, length, may_end, self.batch.target
+            )
             self.batch.use(policy)
         elif running:
             self.batch.use()
