@@ -187,11 +187,8 @@ class Group:
         load = 1 << max(running - 1, 0).bit_length()
         if load != self._load and running:
             self._load = load
-            state = self.batch.state
-            length, may_end = state.layout.length, state.layout.may_end
-            policy = window_policy(
-                self._recipe, [self._guided], load, self._resources, length, may_end, self.batch.target
-            )
+            length, target = self.batch.state.layout.length, self.batch.target
+            policy = window_policy(self._recipe, [self._guided], load, self._resources, length, target)
             self.batch.use(policy)
         elif running:
             self.batch.use()

@@ -174,7 +174,6 @@ def window_policy(
     batch_size: int,
     resources: DraftResources,
     length: int,
-    may_end: bool,
     target: Any,
 ) -> WindowPolicy:
     """The window policy of a recipe.
@@ -187,7 +186,6 @@ def window_policy(
         batch_size: Number of rows.
         resources: Holds the policies of earlier runs.
         length: Tokens per row in this run.
-        may_end: Whether a row may end before that.
         target: The target, or what reads the windows in its place; a recipe that names no window depends on it.
     """
     if not recipe.auto:
@@ -199,5 +197,5 @@ def window_policy(
     key = name, batch_size, any(s.guidance_scale != 1 for s in samplings)
     policy = resources.adaptive_windows.setdefault(key, AdaptiveWindow(largest))
     assert isinstance(policy, AdaptiveWindow)
-    policy.begin(length, batch_size, not may_end)
+    policy.begin(length, batch_size)
     return policy

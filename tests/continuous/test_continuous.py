@@ -106,9 +106,11 @@ def test_the_target_as_draft_model_is_always_accepted(drafting: str, rule: str) 
 class FixedSchedule(AdaptiveWindow):
     """Chooses windows by a fixed schedule instead of measured times, so that runs are reproducible."""
 
+    turn = 0
+
     def choose(self) -> int:
-        self._calls += 1
-        return self.widths[(self._calls * 5) % 3]
+        self.turn += 1
+        return self.widths[(self.turn * 5) % 3]
 
     def steps(self) -> int:
         return 1
