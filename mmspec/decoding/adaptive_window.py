@@ -40,8 +40,8 @@ class AdaptiveWindow:
 
     The account holds what drafts have saved so far, in single steps, less what they have lost; while it is overdrawn,
     single steps follow. In a batch it counts the tokens of the rows that are behind. A batch ends with its last row,
-    though, so the row with the fewest tokens is counted too: if it falls behind plain decoding, nothing is tried, and
-    after the run the account holds no more than that row has saved.
+    though, so the row with the fewest tokens is counted too: it may fall behind plain decoding by little, and after the
+    run the account holds no more than that row has saved.
 
     The rows of a batch advance together while drafts have not been shown to pay: single steps cost more once rows stand
     at different positions. What was measured is kept for later runs.
@@ -58,6 +58,7 @@ class AdaptiveWindow:
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=9))  # of the latest calls, by width
         self._calls: dict[int, float] = defaultdict(float)  # whose gain is known, by width; old ones count less
         self._tokens: dict[int, float] = defaultdict(float)  # that these calls have gained
+        self._slow: set[int] = set()  # widths whose first call was too slow to be believed
         self._account = self._last_row = 0.0
         self._setups, self._is_new = setups(), True
         self.begin(1)
@@ -102,10 +103,10 @@ class AdaptiveWindow:
         if self._first or not self._knows_steps:  # the first call of a run is not measured
             return self.settled()
         best = self.best
-        if any(self._seconds[width] for width in self.widths[2:]):
-            candidates = [width for width in self.widths[1:] if width != best]
-        else:  # two calls tell what a token costs
-            candidates = [width for width in self.widths[1:3] if not self._seconds[width]][:1]
+        candidates = [width for width in self.widths[1:] if width != best]
+        unknown = [width for width in self.widths[1:3] if not self._seconds[width]]
+        if unknown and not any(self._seconds[width] for width in self.widths[2:]):
+            candidates = unknown[:1]  # two calls tell what a token costs
         hoped = {width: self._hope(width) / self._least_cost(width) for width in candidates}
         least = max(self.rate(best), _GAIN * self.rate(1))
         for width in sorted(hoped, key=hoped.__getitem__, reverse=True):
@@ -115,7 +116,7 @@ class AdaptiveWindow:
 
     def settled(self) -> int:
         """The next width without exploration."""
-        return self.best if self._knows_steps and self._account > 0 else 1
+        return self.best if self._knows_steps and self._spare > 0 else 1
 
     def together(self) -> bool:
         """Whether the rows of the next window should advance by the same number of tokens."""
@@ -148,6 +149,10 @@ class AdaptiveWindow:
         self._pay(width, committed, committed.gain * committed.calls)
         if is_first:  # the beginning is like no other part: images begin with empty background
             return
+        known = self._seconds[width] or width in self._slow or not self._seconds[1]
+        if not known and committed.seconds > _SLOW * self._cost(width):
+            self._slow.add(width)  # believed the second time
+            return
         self._seconds[width].append(committed.seconds)
         gained = (committed.gain + committed.progress) / 2  # the last row of a batch ends it
         if committed.together:  # what rows gain alone
@@ -174,7 +179,12 @@ class AdaptiveWindow:
         """Whether the account can bear calls at a width that gain one token each."""
         calls = 1 if width in (self._before, *self.widths[1:3]) else 2  # the first one does not tell what it gains
         loss = calls * (self._cost(width) / self._cost(1) - 1)
-        return loss <= min(self._account, self._last_row + self._start)
+        return loss <= self._spare
+
+    @property
+    def _spare(self) -> float:
+        """Single steps that drafts may still lose: the last row may fall behind by what a new model starts with."""
+        return min(self._account, self._last_row + self._start)
 
     def _typical(self, width: int) -> float:
         """The median; of fewer than three measurements the smallest, since one of them may have met a slow start."""

