@@ -27,7 +27,7 @@ _STEPS, _TIMED = 16, 3  # consecutive single steps while drafting does not pay, 
 _FIRST_COST = 1.5  # single steps that a first window is taken to cost
 _SLOW = 4  # times what a call is expected to take, beyond which the time is that of a slow start or of other processes
 # The account, in single steps: a new model starts with 4 % of a run, at least 3 and at most 12. It grows by 1 % of the
-# tokens up to that, and by what drafts save up to a fifth of a run more. A run begins with a tenth of it as debt at most.
+# tokens up to that, and by what drafts save up to a fifth of a run more. A run begins in debt by a tenth at most.
 _SHARE, _LEAST, _MOST, _GROWTH, _SAVED, _DEBT = 0.04, 3.0, 12.0, 0.01, 0.2, 0.1
 
 
@@ -183,8 +183,8 @@ class AdaptiveWindow:
 
     @property
     def _spare(self) -> float:
-        """Single steps that drafts may still lose: the last row may fall behind by what a new model starts with."""
-        return min(self._account, self._last_row + self._start)
+        """Single steps that drafts may still lose: the last row may fall behind by half of what a new model starts with."""
+        return min(self._account, self._last_row + self._start / 2)
 
     def _typical(self, width: int) -> float:
         """The median; of fewer than three measurements the smallest, since one of them may have met a slow start."""

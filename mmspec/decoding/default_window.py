@@ -6,9 +6,8 @@ docs/benchmarks.md, over one and four rows, with and without guidance:
 
 - `scd` gains a fifth to two fifths more tokens per call from 32 tokens than from 16. On a GPU such a call takes hardly
   longer, on a CPU 1.3 to 1.5 times as long.
-- `sjd` gains up to a tenth from 32, which no device gives for nothing, and often as much from 8 as from 16. With float32
-  weights that a CPU reads from memory, 8 tokens take 0.6 to 0.8 times as long as 16. Where calls cost less, 8 and 16 are
-  as quick.
+- `sjd` gains up to a tenth from 32, and often as much from 8 as from 16. With float32 weights that a CPU reads from
+  memory, a call of 8 tokens takes 0.6 to 0.8 times as long as one of 16. Where calls cost less, both are as quick.
 
 The number of rows, the load and the clock are not asked. So a seed gives the same tokens in every run on a kind of
 device, alone and in company.

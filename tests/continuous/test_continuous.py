@@ -133,7 +133,7 @@ def test_adaptive_windows_keep_the_target_distribution(drafting: str, monkeypatc
         run_latents(ToyBackbone(1, 2, 40, 0), ToyHead(2), parse("scd+tolerance:window=auto"), layout, [0], resources)
     (adaptive_window,) = resources.adaptive_windows.values()
     assert isinstance(adaptive_window, AdaptiveWindow)
-    assert adaptive_window.rate(1) > 0 and {1, 2} <= adaptive_window.tried
+    assert adaptive_window.rate(1) > 0
 
 
 class Untruncated(Smoothed):
