@@ -310,12 +310,12 @@ class SpeechPipeline(ModelPipeline):
         Args:
             first: Frames in the first chunk of each part.
             every: Frames in the later chunks.
-            on_step: As in a call, but called from another thread.
+            on_step: Called after every target call, from another thread.
 
         Raises:
-            PromptError: As in a call, before the first chunk.
-            ArgumentError: As in a call, before the first chunk.
-            UnknownNameError: As in a call, before the first chunk.
+            PromptError: If the model does not accept the text; before the first chunk.
+            ArgumentError: For an argument whose value is not allowed; before the first chunk.
+            UnknownNameError: For an unknown recipe, rule or drafter; before the first chunk.
         """
         check_integer("first", first, 1, 2**31)
         check_integer("every", every, 1, 2**31)

@@ -77,7 +77,7 @@ def resample(audio: NDArray[np.float32], source: int, target: int) -> NDArray[np
     """Audio float32 [channels, samples] at another sampling rate.
 
     Raises:
-        ArgumentError: See `Resampler`.
+        ArgumentError: If `Resampler` refuses a rate.
     """
     if source == target:
         return audio

@@ -67,7 +67,6 @@ class TextParts:
         return RowPrompt(prompt, self._sampling, seed, (self._sampling, id(self._adapter), kind))
 
     def _continued(self, row: RowPrompt, earlier: RowPrompt, tokens: Tensor) -> RowPrompt:
-        """See `mmspec.batching.request.PreparedRequest`."""
         assert isinstance(self._adapter, SupportsVoiceContinuation)
         part = self._adapter.continue_voice(row.prompt.part, earlier.prompt.part, tokens)
         self.prompts[(row.seed - self.seed) // _SEED_STRIDE] = part

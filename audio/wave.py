@@ -75,7 +75,7 @@ def write_audio(audio: NDArray[np.float32], sampling_rate: int, path: Path) -> N
     """Writes float32 [channels, samples] in -1..1, with 16 bits per sample in WAV and FLAC; if it fails, no file.
 
     Raises:
-        ArgumentError: See `check_format`; also for another shape, no samples at all in a file other than .wav, and a
+        ArgumentError: If `check_format` refuses; for another shape, no samples at all in a file other than .wav, and a
             file that cannot be written.
     """
     write_stream([audio], sampling_rate, path, len(audio) if audio.ndim == 2 else 0, whole=True)
@@ -96,7 +96,7 @@ def write_stream(
         whole: Keep no partial file.
 
     Raises:
-        ArgumentError: See `check_format`; also for another shape, no samples at all in a file other than .wav, and a
+        ArgumentError: If `check_format` refuses; for another shape, no samples at all in a file other than .wav, and a
             file that cannot be written.
     """
     import soundfile

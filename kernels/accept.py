@@ -66,7 +66,6 @@ def verify_window(
         sampled: int64 [B, m + 1], a sample of each slot; the last one is the bonus token.
         accept_u: float32 [B, m + 1] in [0, 1), the random numbers of the tests.
         resample_u: float32 [B, m + 1] in [0, 1), those of the resampled tokens.
-        rule: The acceptance rule.
     """
     return Verified(*verify_window_op(
         *p.source(), *q.source(), drafts, chance, sampled, accept_u, resample_u,

@@ -123,7 +123,6 @@ def cells_after(
             S - 1 columns and more count as S - 1.
         marker: A code.
         searched: The number of cells in which it is searched, from the first, in all positions from 0 on.
-        first: See `tokens`.
         latest: A position that counts as marked for itself and those after it, unless one before it is; -1 for none.
         opening: A `ForcedTable` of cells that are forced in any case; or None.
 

@@ -77,9 +77,8 @@ def couple_columns(
     """The columns of all slots of a window under the maximal coupling, int64 [B, m + 1, K]; arguments as above.
 
     Args:
-        p: See `verify_columns`.
-        q: See there; None to sample every slot from p.
-        drafts: See there; None without `q`.
+        q: None to sample every slot from p.
+        drafts: None without `q`.
         accepted: int64 [B], the accepted drafts, after which the next column is known: no slot up to it is coupled, and
             it gets its draft. None couples all.
 

@@ -245,7 +245,7 @@ def log_probs(
     """The logarithms of all probabilities of `SoftmaxStats.source`, float32 [B, W, V + more].
 
     Args:
-        cond: See `SoftmaxStats`, as for the four after it.
+        cond: Like the four after it, a field of `SoftmaxStats`.
         more: How many tokens follow those of the vocabulary, with -inf.
     """
     stats = SoftmaxStats(cond, uncond, allowed, floats, ints)

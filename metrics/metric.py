@@ -141,7 +141,6 @@ class Metric(ABC):
 
         Args:
             prompts: To be generated.
-            weights: As in `load_extractor`.
 
         Raises:
             PromptError: If it cannot.
@@ -194,11 +193,7 @@ class Metric(ABC):
         """
 
     def sample_scores(self, rows: Rows) -> Sequence[float] | None:
-        """A score of each sample, by which reports find the prompts that lose; None for a metric of whole sets.
-
-        Args:
-            rows: See `extract`.
-        """
+        """A score of each sample, by which reports find the prompts that lose; None for a metric of whole sets."""
         return None
 
     def make_reference(self, rows: Rows, extractor: str) -> Any:
@@ -215,11 +210,7 @@ class Metric(ABC):
         return load_reference(path, extractor)
 
     def _features_of(self, reference: Reference) -> Features:
-        """The features of a reference, float64 [M, D].
-
-        Raises:
-            ArgumentError: If its file holds statistics only.
-        """
+        """The features of a reference, float64 [M, D]."""
         if reference.features is None:
             raise ArgumentError(
                 f"metric {self.name!r} needs the reference's features, and its file has statistics only"

@@ -128,7 +128,6 @@ def ratio_of(parts: Array, totals: Array, groups: Sequence[Any] | None = None) -
     Args:
         parts: At least 0, finite.
         totals: At least 0, finite. What is below 1, such as a prompt without a word, counts as 1 in the largest ratio.
-        groups: As in `share_of`.
 
     Raises:
         ArgumentError: As `share_of`, or if a part or a total is below 0 or not finite.
@@ -145,10 +144,11 @@ def ratio_of(parts: Array, totals: Array, groups: Sequence[Any] | None = None) -
 
 
 def _solve(probability: Callable[[float], float], tail: float, outer: float, inner: float) -> float:
-    """The point at which a probability that rises from an outer point to an inner one reaches that of a tail.
-
-    Regula falsi on normal quantiles, in which the probability is nearly straight, after Dowell and Jarratt (1971).
-    """
+    """The point at which a probability that rises from an outer point to an inner one reaches that of a tail."""
+    # Regula falsi on normal quantiles, in which the probability is nearly straight, after Dowell and Jarratt (1971).
+    # Regula falsi on normal quantiles, in which the probability is nearly straight, after Dowell and Jarratt (1971).
+    # Regula falsi on normal quantiles, in which the probability is nearly straight, after Dowell and Jarratt (1971).
+    # Regula falsi on normal quantiles, in which the probability is nearly straight, after Dowell and Jarratt (1971).
     wanted = _NORMAL.inv_cdf(tail)
 
     def excess(point: float) -> float:

@@ -40,7 +40,6 @@ class Knob:
 
         Args:
             where: The name of the knob, for the message.
-            value: The value.
 
         Raises:
             ArgumentError: If the value is not allowed.

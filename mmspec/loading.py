@@ -99,7 +99,6 @@ def check_layout(repository: str, folder: Path | None, files: Sequence[str]) -> 
 
 
 def preferred_weights(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """See `mmspec.audio.load.preferred_weights`."""
     if not config or "language" not in config:
         return ()
     from mmspec.audio.load import preferred_weights

@@ -64,11 +64,7 @@ class Recipe:
         self._check_jacobi({knob for knob in values if values[knob] != known[knob].default})
 
     def _check_jacobi(self, changed: set[str]) -> None:
-        """Checks the knobs that some values of `start` and `refresh` need.
-
-        Raises:
-            ArgumentError: If one is set that nothing reads, or both name a network.
-        """
+        """Refuses knobs that no value of `start` and `refresh` reads, and two networks."""
         start, refresh = self.knobs.get("start", "model"), str(self.knobs.get("refresh", "none"))
         known, runners = refreshes().usable(), networks()
         used = known[refresh].uses if refresh in known else {}
@@ -203,11 +199,7 @@ def parse(recipe: str | Recipe) -> Recipe:
 
 
 def _load_choices(given: Mapping[str, Value]) -> None:
-    """Imports the values of `start` and `refresh` that are of other packages.
-
-    Raises:
-        PluginError: If one cannot be loaded, or is none.
-    """
+    """Imports the values of `start` and `refresh` that are of other packages."""
     for knob, known in (("start", starts()), ("refresh", refreshes())):
         for parts in (known, heads()):
             if (name := given.get(knob)) in parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -42,6 +43,47 @@ def test_names_and_paths_exist(page: Path) -> None:
     folders = "|".join(("mmspec", "vision", "audio", "kernels", "metrics", "tests", "examples", r"\.ci"))
     paths = set(re.findall(rf"(?<![\w./-])(?:{folders})/[\w./-]*\w", text))
     assert not [path for path in sorted(paths) if not (ROOT / path).exists() and "NAME" not in path]
+
+
+# `Class.method` in `folder/file.py`
+PLACE = re.compile(r"`([A-Za-z_][\w.]*)`\s+in\s+`((?:mmspec|vision|audio|kernels|metrics|tests)/[\w/]+\.py)`")
+
+
+def is_defined(name: str, source: str) -> bool:
+    """Whether a file defines a function, class, method, field or variable of that dotted name."""
+    body: list[ast.stmt] = ast.parse(source).body
+    for part in name.split("."):
+        found = [node for node in body if part in defined_by(node)]
+        if not found:
+            return False
+        body = getattr(found[0], "body", [])
+    return True
+
+
+def defined_by(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_name_in_a_file_is_defined_there(page: Path) -> None:
+    places = set(PLACE.findall(page.read_text()))
+    assert not [place for place in sorted(places) if not is_defined(place[0], (ROOT / place[1]).read_text())]
+
+
+def test_architecture_says_where_things_happen() -> None:
+    places = {name for name, _ in PLACE.findall((ROOT / "docs" / "architecture.md").read_text())}
+    assert {"verify", "verify_window", "keep_top_k", "fused_sample", "select_rows", "RECIPES"} <= places
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("f", True), ("C.m", True), ("C.x", True), ("V", True), ("m", False), ("C.f", False)]
+)
+def test_definitions_are_found(name: str, found: bool) -> None:
+    source = "V = 1\ndef f(): ...\nclass C:\n    x: int\n    def m(self): ..."
+    assert is_defined(name, source) is found
 
 
 # What installs a package by the name "mmspec" from an index, where that name is not this project's: a command, a name

@@ -35,7 +35,6 @@ def generate_tokens(
     """The tokens [B, ...] of a call, those so far if its callback interrupts it; and its statistics.
 
     Args:
-        pipe: The pipeline.
         requests: One per row, whose results have one row of `tokens`.
         recipe: How to decode.
         callback: `callback_on_step_end` of a call.
@@ -108,7 +107,6 @@ def image_request(
 
     Args:
         pipe: The pipeline; its `decode` makes the image.
-        codes: See `PreparedRequest`.
     """
 
     def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
@@ -147,7 +145,6 @@ def observer(
     which ends the call with the tokens so far; it cannot change tokens, because later ones depend on them.
 
     Args:
-        pipe: The pipeline.
         bar: The progress bar; it counts the tokens of all rows.
         on_step: Called after every target call, or None.
         callback: In the form of diffusers, `(pipe, target calls, tokens so far, tensors)`, or None. It returns the

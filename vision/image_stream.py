@@ -55,14 +55,14 @@ class StreamsImages:
         """Yields an image after each step of its decoding; leaving the iteration stops the decoding.
 
         Args:
-            prompt: As in a call, for one image.
-            on_step: As in a call, but called from another thread.
+            prompt: One prompt.
+            on_step: Called after every target call, from another thread.
             **options: Other arguments of a call for one image, as in `Engine.add`.
 
         Raises:
-            PromptError: As in a call, before the first event.
-            ArgumentError: As in a call, before the first event.
-            UnknownNameError: As in a call, before the first event.
+            PromptError: If the model does not accept the prompt; before the first event.
+            ArgumentError: For an argument whose value is not allowed; before the first event.
+            UnknownNameError: For an unknown recipe, rule or drafter; before the first event.
         """
         check_callback("on_step", on_step)
         pipe: Any = self
@@ -88,7 +88,6 @@ def preview_of(pipe: Any, tokens: Tensor, size: tuple[int, int] | None) -> Image
     """The image of tokens that may be incomplete.
 
     Args:
-        pipe: The pipeline.
         tokens: int64 [n] in raster order, blocks int64 [n, K], or latents [n, D]; the pixels of missing ones are grey.
         size: Height and width in pixels, if the request sets them.
     """

@@ -34,7 +34,6 @@ def write_png(image: Image.Image, path: Path, notes: Mapping[str, str]) -> None:
 
     Args:
         path: The file.
-        notes: As in `encode_png`.
 
     Raises:
         ArgumentError: If the file cannot be written.

@@ -38,15 +38,12 @@ class ChunkCall:
         self._codec = codec
 
     def shapes(self) -> tuple[Any, ...]:
-        """See `mmspec.decoding.kept_graphs.Reusable.shapes`."""
         return *self.input.shape, self.input.dtype
 
     def tensors(self) -> list[Tensor]:
-        """See `mmspec.decoding.kept_graphs.Reusable.tensors`."""
         return [self.input]
 
     def take_over(self, tensors: list[Tensor]) -> None:
-        """See `mmspec.decoding.kept_graphs.Reusable.take_over`."""
         [self.input] = tensors
 
     def read(self, tokens: Tensor, slots: Tensor, end: int, early_exit: object = None) -> tuple[Tensor, Tensor]:
@@ -59,11 +56,7 @@ class CapturedChunks:
     """A `mmspec.audio.codec.FrameDecoder` of up to a number of frames, the audio of whose last ones is not valid.
 
     Args:
-        graphs: See `mmspec.decoding.kept_graphs.use_kept_graphs`.
         codec: The decoder.
-
-    Attributes:
-        give_back: See `mmspec.decoding.kept_graphs.UsesGraphs`.
     """
 
     give_back: Callable[[], object] | None = None
@@ -88,7 +81,6 @@ class CapturedOverlapStream(OverlapStream):
     """Streams with captured calls; the last one is eager.
 
     Args:
-        codec: As in `OverlapStream`, like the others.
         module: The codec's model, with which graphs live.
         device: Of the codec.
     """
@@ -118,7 +110,6 @@ def overlap_stream(codec: FrameDecoder, module: nn.Module, before: int, after: i
     """Streams a codec, with captured calls on a CUDA device.
 
     Args:
-        codec: As in `OverlapStream`, like the others.
         module: The codec's model.
     """
     device = next(module.parameters()).device

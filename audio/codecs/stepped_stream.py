@@ -42,15 +42,12 @@ class CodecSteps:
         self.input: Tensor | None = None
 
     def shapes(self) -> tuple[Any, ...]:
-        """See `mmspec.decoding.kept_graphs.Reusable.shapes`."""
         return *self._like.shape[:2], self._like.dtype
 
     def tensors(self) -> list[Tensor]:
-        """See `mmspec.decoding.kept_graphs.Reusable.tensors`."""
         return self._state.tensors
 
     def take_over(self, tensors: list[Tensor]) -> None:
-        """See `mmspec.decoding.kept_graphs.Reusable.take_over`."""
         self._state = StreamState(self.rows, self.device, tensors)
 
     def begin(self) -> None:
@@ -81,10 +78,6 @@ class CapturedSteps:
 
     Args:
         steps: The calls.
-        graphs: See `mmspec.decoding.kept_graphs.use_kept_graphs`.
-
-    Attributes:
-        give_back: See `mmspec.decoding.kept_graphs.UsesGraphs`.
     """
 
     give_back: Callable[[], object] | None = None
@@ -98,7 +91,6 @@ class CapturedSteps:
         self._graphs.tensors = steps.tensors()
 
     def decode(self, codes: Tensor) -> Tensor:
-        """See `CodecSteps.decode`."""
         pieces, first = list[Tensor](), 0
         while first < codes.shape[-1]:
             left = codes.shape[-1] - first

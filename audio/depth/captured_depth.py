@@ -68,7 +68,7 @@ class CapturableDepth(Target, Reusable, Protocol):
     def read(
         self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `mmspec.decoding.cuda_graphs.Capturable.read`; tokens in the slots of the prefill are not used."""
+        """Tokens in the slots of the prefill are not used."""
         ...
 
     def code(self, number: int, before: Tensor | None) -> Tensor:
@@ -126,7 +126,6 @@ class CapturedDepth:
             None for graphs of this decode alone.
 
     Attributes:
-        give_back: See `mmspec.decoding.kept_graphs.UsesGraphs`.
         reads_finished: Its calls read rows that have ended as well: dropping them would only take time.
     """
 
@@ -199,7 +198,6 @@ class CapturedDepth:
         return found[:count]
 
     def whole(self, frame: Tensor) -> Logits:
-        """See `mmspec.audio.depth.depth_target.DepthTarget.whole`."""
         target, key = self._target, (*frame.shape[1:], _WHOLE)
         assert isinstance(target, DepthTarget)
 
@@ -229,7 +227,6 @@ class CapturedDepth:
         return self._read(tokens, slots)
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """See `mmspec.decoding.rows.MovesRows`."""
         # The other rows are read as well, until the next frame.
         self._rows = [self._rows[row] for row in row_ids]
         self._index = on_device(np.array(self._rows), self.device)
@@ -239,13 +236,7 @@ class CapturedDepth:
         return self._places[first : first + count].expand(len(self._rows), count)
 
     def _read(self, tokens: Tensor | None, slots: Tensor, first: int = 0) -> Logits:
-        """The logits [B, W - first, V] of a window.
-
-        Args:
-            tokens: int64 [B, W]; None if the slots are those of the prefill.
-            slots: int64 [B, W].
-            first: The first token of the window whose logits are needed.
-        """
+        """Logits [B, W - first, V] of a window int64 [B, W] in slots int64 [B, W]; None for those of the prefill."""
         target, index, width = self._target, self._index, slots.shape[1]
         rows = target.rows * target.cfg_factor
         with torch.inference_mode():  # see `begin`; what is returned is a copy
@@ -283,7 +274,7 @@ def sample_frame(
     Args:
         target: Has as many rows as there are numbers.
         numbers: int64 [B, 2], the seed of each row and the position of its first code.
-        scale: See `mmspec.kernels.fused_sampler.Settings`, as for the three after it.
+        scale: Like temperature, top_k and top_p a field of `mmspec.kernels.fused_sampler.Settings`.
         codes: D.
         cuts_k: Whether any row has a top-k.
         cuts_p: Whether any row has a top-p.

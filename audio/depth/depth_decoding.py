@@ -40,8 +40,6 @@ from mmspec.sampling.transfers import Download
 class FrameModel(Protocol):
     """A model with its prompts given that decodes a batch of rows frame by frame; a part of the batch.
 
-    See `mmspec.decoding.rows.HoldsRows`.
-
     Attributes:
         codes: D, tokens of a frame after the first.
         device: Where its tensors are.
@@ -205,10 +203,11 @@ class DepthDecoding:
         return state.result()[:, start:], batch.draft_calls
 
     def _plain(self, target: CapturedDepth, first: Tensor, meter: Meter, ids: NDArray[np.int64]) -> Tensor | None:
-        """The codes without drafts, sampled by one graph; None if they must be sampled one by one.
-
-        A policy that compares single steps with windows is told their time: then the host waits before and after.
-        """
+        """The codes without drafts, sampled by one graph; None if they must be sampled one by one."""
+        # A policy that compares single steps with windows is told their time: then the host waits before and after.
+        # A policy that compares single steps with windows is told their time: then the host waits before and after.
+        # A policy that compares single steps with windows is told their time: then the host waits before and after.
+        # A policy that compares single steps with windows is told their time: then the host waits before and after.
         count, begun = self.model.codes, 0.0
         if self.recipe.auto:
             Download(first).wait()

@@ -129,7 +129,7 @@ class DepthTarget:
     def read(
         self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `mmspec.decoding.cuda_graphs.Capturable.read`; what is in slots 0 and 1 is in `inputs`."""
+        """What is in slots 0 and 1 is in `inputs`."""
         first = self.inputs[1].repeat(self._factor, 1)
         # A draft window may begin before `start`, with tokens of the previous frame; slot 1 keeps the first code.
         slots = slots.clamp(min=0)
@@ -184,15 +184,13 @@ class DepthTarget:
         )
 
     def shapes(self) -> tuple[Any, ...]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         return type(self._decoder), self.capacity, self._codebooks, *((each.shape, each.dtype) for each in self.inputs)
 
     def tensors(self) -> list[Tensor]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         return [*self.inputs, *self._cache.tensors()]
 
     def take_over(self, tensors: list[Tensor]) -> None:
-        """See `mmspec.decoding.kept_graphs.Reusable`; the inputs are those of an earlier frame until others come."""
+        """The inputs are those of an earlier frame until others come."""
         count = len(self.inputs)
         self.inputs = tuple(tensors[:count])
         with torch.inference_mode():  # the tensors were made in it

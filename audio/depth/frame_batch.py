@@ -106,7 +106,6 @@ class FrameBatch:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """See `mmspec.decoding.rows.JoinableBatch`."""
         return (self,)
 
     def drop_finished(self, at_once: bool = True) -> None:

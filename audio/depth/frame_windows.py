@@ -111,7 +111,7 @@ class ForcesFirsts(FrameWindowModel, Protocol):
     """A model whose first tokens before a frame may force that of the frame."""
 
     def forced_firsts(self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `mmspec.decoding.target.FrameFeatureTarget`; the frames before number `at` have been read."""
+        """The frames before number `at` have been read."""
         ...
 
 
@@ -152,7 +152,6 @@ class FrameTarget:
 
     @property
     def forces_firsts(self) -> bool:
-        """See `mmspec.decoding.target.FrameFeatureTarget`."""
         return self._forces
 
     def prefill(self) -> Logits:
@@ -185,22 +184,18 @@ class FrameTarget:
         return Logits(logits.gather(1, index[..., None].expand(-1, -1, self.vocab_size)), None)
 
     def frame_features(self, frames: NDArray[np.int64]) -> Tensor:
-        """See `mmspec.decoding.target.FrameFeatureTarget`."""
         index = on_device(frames, self.device)[:, None, None].expand(-1, 1, self._hidden.shape[2])
         return self._hidden.gather(1, index)[:, 0]
 
     def frame_logits(self, logits: Tensor, books: NDArray[np.int64]) -> Tensor:
-        """See `mmspec.decoding.target.FrameFeatureTarget`."""
         first, rest = (self._log_probs(Logits(logits, None), sampler) for sampler in self._samplers)
         return torch.where(on_device(books, self.device)[..., None] == 0, first, rest)
 
     def forced_firsts(self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `mmspec.decoding.target.FrameFeatureTarget`."""
         assert isinstance(self._model, ForcesFirsts), "forces_firsts says so"
         return self._model.forced_firsts(firsts, counts, at)
 
     def teach(self, frames: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """See `mmspec.training.frame_teacher.FrameTeacher`."""
         places = (self._spec.first, self._spec.rest)
         settings = [replace(s, temperature=s.temperature or 1.0, top_k=0, top_p=1.0) for s in places]
         warm = [TokenSampler([s] * len(frames), None, self.device) for s in settings]
@@ -221,13 +216,7 @@ class FrameTarget:
         return cache_bytes(self._model)
 
     def _first_logits(self, frames: Tensor, first: Numbers, after: Tensor) -> list[Tensor]:
-        """The logits [B, n, 1 + V] of the first token after each of n frames, which the backbone reads; none if n is 0.
-
-        Args:
-            frames: int64 [B, n, 1 + D].
-            first: [B], their first numbers.
-            after: int64 [B, n], the numbers of the frames after them.
-        """
+        """Logits [B, n, 1 + V] of the first token after each of n frames int64 [B, n, 1 + D]."""
         if not frames.shape[1]:
             return []
         z = self._log_probs(self._model.read(frames, first), self._samplers[0], 1)

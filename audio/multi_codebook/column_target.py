@@ -15,7 +15,6 @@ class ColumnTarget(CausalTarget):
     """A decoder whose tokens are columns of K codes, with the text that it attends to.
 
     Args:
-        decoder: See `mmspec.hf.causal_target.Backbone`.
         embed: Maps columns int64 [R, W, K] to embeddings [R, W, D].
         heads: Maps hidden states [R, W, D] to logits [R, W, K, V].
         codebooks: K.
@@ -56,17 +55,14 @@ class ColumnTarget(CausalTarget):
             self._cross_attention.round_length(multiple)
 
     def shapes(self) -> tuple[Any, ...]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         text = self._cross_attention
         return *super().shapes(), None if text is None else (text.states.shape, text.states.dtype)
 
     def tensors(self) -> list[Tensor]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         text = [] if self._cross_attention is None else self._cross_attention.tensors()
         return [*text, *super().tensors()]
 
     def take_over(self, tensors: list[Tensor]) -> None:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         of_text = 0
         if self._cross_attention is not None:
             of_text = self._cross_attention.take_over(tensors, self.layers)

@@ -48,13 +48,11 @@ class HistoryTarget(ABC):
         """What cells are forced to by the columns so far, with its tensors on the device."""
 
     def _forced(self, logits: Logits, must: Tensor, at: Numbers) -> Logits:
-        """As `_processed`, in a few launches.
-
-        Args:
-            logits: The model's, [B, W, K, V].
-            must: int64 [B, W, K], the codes of forced cells, -1 where a cell is free.
-            at: [B] with its copy on the device, the position before the first one; -1 after the prompt.
-        """
+        """What `_processed` gives, in a few launches: logits [B, W, K, V], codes of forced cells [B, W, K] or -1."""
+        # `at` [B] has its copy on the device: the position before the first one, -1 after the prompt.
+        # `at` [B] has its copy on the device: the position before the first one, -1 after the prompt.
+        # `at` [B] has its copy on the device: the position before the first one, -1 after the prompt.
+        # `at` [B] has its copy on the device: the position before the first one, -1 after the prompt.
         # Imported here: Triton may be missing.
         from mmspec.kernels.column_rules import forced_logits, plain_stats
 
@@ -100,11 +98,9 @@ class HistoryTarget(ABC):
 
     @property
     def reads_ahead(self) -> bool:
-        """See `mmspec.decoding.ahead.ReadsAhead`."""
         return self._by_kernels and reads_ahead(self._inner)
 
     def forward_ahead(self, tokens: Tensor, at: Numbers, early_exit: EarlyExit | None = None) -> Logits | None:
-        """See `mmspec.decoding.ahead.ReadsAhead`."""
         assert isinstance(self._inner, CUDAGraphTarget)
         at = at.uploaded(self.device)
         must = self._after(tokens, at, tokens.shape[1])

@@ -165,7 +165,6 @@ class TextNGramDrafter:
         pass
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-        """See `mmspec.drafters.restarts.KnowsGuesses`."""
         every = [verdict.p.shape[1]] * len(state.ids)
         return torch.tensor(self._follow(state, verdict.tokens.tolist(), every))
 

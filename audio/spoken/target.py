@@ -145,7 +145,7 @@ class SpokenTarget:
 
     @property
     def fused_layers(self) -> tuple[int, ...]:
-        """See `mmspec.decoding.target.LayerFeatureTarget`.
+        """The layers that a head fuses.
 
         The layers after the last one are the embeddings of the next phones of the script: the transformer reads a phone
         when its first token is due, and tokens further ahead depend on those that follow.
@@ -177,7 +177,6 @@ class SpokenTarget:
         return self._cache.nbytes
 
     def after_join(self, other: SpokenTarget) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         if len(other._causal) > len(self._causal):
             self._causal, self._cos, self._sin = other._causal, other._cos, other._sin
         self._entries = (self._phone[:, :0], self._age[:, :0])
@@ -243,11 +242,13 @@ class SpokenTarget:
 
 
 def _token_bias(codes: int) -> Tensor:
-    """Logit biases [4, V], 0 or -inf: inside the sentence, in its last phone, and both at the largest age of a phone.
-
-    Before the last phone the sentence cannot stop, and in it no other phone can follow. At the largest age a token must
-    end the phone or the sentence.
-    """
+    """Logit biases [4, V], 0 or -inf: inside the sentence, in its last phone, both at the largest age of a phone."""
+    # Before the last phone the sentence cannot stop, and in it no other phone can follow. At the largest age a token
+    # must end the phone or the sentence.
+    # Before the last phone the sentence cannot stop, and in it no other phone can follow. At the largest age a token
+    # must end the phone or the sentence.
+    # Before the last phone the sentence cannot stop, and in it no other phone can follow. At the largest age a token
+    # must end the phone or the sentence.
     stop = 2 * codes
     bias = torch.full((4, stop + 1), -torch.inf)
     bias[0, :stop] = 0.0

@@ -70,13 +70,7 @@ class Vocoder:
         return self._render(frames, 1)
 
     def _render(self, frames: Tensor, count: int) -> Tensor:
-        """Audio of `count` frames.
-
-        Args:
-            frames: The frames, after the one before them and before the next one, float32 [B, count + 2, 1 + 2 *
-                BANDS].
-            count: Number of frames.
-        """
+        """Audio of `count` frames float32 [B, count + 2, 1 + 2 * BANDS], with the one before and the next one."""
         batch = len(frames)
         self._waiting = frames[:, -2:]
         if count <= 0:

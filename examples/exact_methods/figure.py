@@ -1,21 +1,21 @@
-"""Draws figure.svg and prints the tables of README.md, from the sample journals of results folders of `mmspec eval`.
+"""Draws figure.svg and writes results.csv, from the sample journals of results folders of `mmspec eval`.
 
     python figure.py RESULTS/rough,RESULTS/rough-more RESULTS/shapes RESULTS/spoken
 
-Each argument is one panel and one table, named after its first folder; of a recipe that several of its folders have,
-the one with the most samples counts. Folders after `--` get a table only. Tokens per target call are those of all
+Each argument is one panel, named after its first folder; of a recipe that several of its folders have, the one with the
+most samples counts. Folders after `--` are in the file only. Tokens per target call are those of all
 samples together, with 95 % intervals by bootstrap over samples.
 
-    python figure.py README.md rough shapes spoken scenes
+    python figure.py results.csv rough shapes spoken scenes
 
-draws the tables of these names in a Markdown file again, and prints nothing.
+draws these models of the file again, and leaves it as it is.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import random
-import re
 import sys
 from collections import defaultdict
 from math import log2
@@ -33,7 +33,7 @@ COLORS = {"scd": "#c0392b", "scd, gumbel": "#e67e22", "sjd": "#2980b9", "scd, re
           "scd, refresh=outer, layers=4, passes=2": "#4a148c"}  # fmt: skip
 Cell = tuple[float, float, float, int]
 HEAD = ", outer head"  # after a recipe that refreshes by the outer layers with a trained head
-ROW = re.compile(r"\| `([^`]+)`(, outer head)? \| ([\d.]+) \[([\d.]+), ([\d.]+)\] \| (\d+) \|")
+FIELDS = ("model", "recipe", "tokens_per_call", "low", "high", "samples")
 
 
 def measured(folder: Path) -> dict[str, Cell]:
@@ -69,13 +69,23 @@ def merged(folders: str) -> dict[str, Cell]:
     return found
 
 
-def tables(file: Path) -> dict[str, dict[str, Cell]]:
-    """The tables of a Markdown file, by the name in the heading before each."""
-    found: dict[str, dict[str, Cell]] = {}
-    for part in file.read_text(encoding="utf-8").split("\n### `")[1:]:
-        rows = [match.groups() for match in map(ROW.match, part.splitlines()) if match]
-        found[part.split("`")[0]] = {r + (h or ""): (float(v), float(a), float(b), int(n)) for r, h, v, a, b, n in rows}
+def read(file: Path) -> dict[str, dict[str, Cell]]:
+    """The recipes of each model in results.csv."""
+    found: dict[str, dict[str, Cell]] = defaultdict(dict)
+    with file.open(encoding="utf-8", newline="") as rows:
+        for model, recipe, value, low, high, count in list(csv.reader(rows))[1:]:
+            found[model][recipe] = float(value), float(low), float(high), int(count)
     return found
+
+
+def write(models: dict[str, dict[str, Cell]], file: Path) -> None:
+    """Writes results.csv."""
+    with file.open("w", encoding="utf-8", newline="") as rows:
+        writer = csv.writer(rows, lineterminator="\n")
+        writer.writerow(FIELDS)
+        for model, cells in models.items():
+            for recipe, (value, low, high, count) in cells.items():
+                writer.writerow([model, recipe, f"{value:.2f}", f"{low:.2f}", f"{high:.2f}", count])
 
 
 def family(recipe: str) -> tuple[str, int]:
@@ -125,19 +135,15 @@ def panel(name: str, cells: dict[str, Cell], x0: int) -> list[str]:
 
 
 def main() -> None:
-    if sys.argv[1].endswith(".md"):
-        found = tables(Path(sys.argv[1]))
+    if sys.argv[1].endswith(".csv"):
+        found = read(Path(sys.argv[1]))
         draw({name: found[name] for name in sys.argv[2:]})
         return
     groups = {Path(group.split(",")[0]).name: group for group in sys.argv[1:] if group != "--"}
     everything = {name: merged(group) for name, group in groups.items()}
     drawn = sys.argv[1:].index("--") if "--" in sys.argv else len(groups)
     draw(dict(list(everything.items())[:drawn]))
-    for name, cells in everything.items():
-        print(f"\n### `{name}`\n\n| recipe | tokens per call | N |\n| --- | ---: | ---: |")
-        for recipe, (value, low, high, count) in cells.items():
-            bare = recipe.removesuffix(HEAD)
-            print(f"| `{bare}`{recipe[len(bare) :]} | {value:.2f} [{low:.2f}, {high:.2f}] | {count} |")
+    write(everything, Path("results.csv"))
 
 
 def draw(panels: dict[str, dict[str, Cell]]) -> None:

@@ -1,10 +1,11 @@
 """What a Whisper hears: the embedded voice, and espeak-ng, on whose speech it was trained, reading the same sentences.
 
-PYTHONPATH=examples/embedded python examples/speech/whisper.py FOLDER_OF_A_WHISPER > examples/speech/whisper.md
+PYTHONPATH=examples/embedded python examples/speech/whisper.py FOLDER_OF_A_WHISPER > examples/speech/whisper.csv
 """
 
 from __future__ import annotations
 
+import csv
 import random
 import sys
 from typing import Any
@@ -22,7 +23,7 @@ from mmspec.metrics.shares import ratio_of
 
 
 def main(folder: str) -> None:
-    """Prints the transcripts and the word error rates as Markdown; a cell that is a dash has every word right."""
+    """Prints the transcripts and the word error rates as CSV; a cell that is a dash has every word right."""
     whisper, pipe, rng = WhisperExtractor(folder), mmspec.load("spoken"), random.Random(0)
     normalizer = english(whisper.spellings)
     voices = pipe.adapter.voices
@@ -48,8 +49,8 @@ def main(folder: str) -> None:
         low, high = found.interval().low, found.interval().high
         return f"{found.value:.2f} [{low:.2f}, {high:.2f}]"
 
-    for line in (["text", *names], ["---"] * (1 + len(names)), *rows, ["word error rate", *map(rate, wrong.values())]):
-        print(f"| {' | '.join(line)} |")
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerows([["text", *names], *rows, ["word error rate", *map(rate, wrong.values())]])
 
 
 if __name__ == "__main__":

@@ -150,7 +150,6 @@ class WordErrorRate(ErrorRate):
     Args:
         recognizer: The recognizer's name.
         name: None is `wer@` and the recognizer's name.
-        normalizer: See `ErrorRate`.
     """
 
     def __init__(self, recognizer: str, name: str | None = None, normalizer: Normalizer | None = None) -> None:
@@ -166,7 +165,6 @@ class CharacterErrorRate(ErrorRate):
     Args:
         recognizer: The recognizer's name.
         name: None is `cer@` and the recognizer's name.
-        normalizer: See `ErrorRate`.
     """
 
     def __init__(self, recognizer: str, name: str | None = None, normalizer: Normalizer | None = None) -> None:

@@ -49,7 +49,6 @@ class Prediction:
         recipe: Its name with its knobs.
         measured: Whether `tokens_per_call` was measured, and not interpolated.
         tokens_per_call: With its interval.
-        cost: See the module's docstring.
         speedup: Predicted, with its interval.
     """
 

@@ -110,7 +110,6 @@ class BenchRow:
         nfe: Batched target calls per call of the pipeline.
         seconds: Per call of the pipeline.
         parts: Seconds by part, per call of the pipeline.
-        loop_overhead: See the module's docstring.
         speedup: None if the recipe claims to be exact and failed the check.
         bits_per_token: None if the pipeline does not measure it.
         nll: None if the pipeline does not measure it.

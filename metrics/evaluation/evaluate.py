@@ -206,7 +206,6 @@ def measure_samples(evaluation: Evaluation, folder: Path, gate: Callable[[Recipe
 
     Args:
         evaluation: The result of `prepare`, or of `finished_part`.
-        folder: The results folder.
         gate: The exactness check, called once for every recipe that claims to be exact, in one of the processes; a
             recipe that fails it gets no speed-up.
 
@@ -258,11 +257,7 @@ def measure_samples(evaluation: Evaluation, folder: Path, gate: Callable[[Recipe
 
 
 def _sample_scores(metric: Metric, rows: Rows) -> Sequence[float] | None:
-    """The score of each sample, or None for a metric of whole sets.
-
-    Raises:
-        PluginError: If they are not as many.
-    """
+    """The score of each sample, or None for a metric of whole sets."""
     found = metric.sample_scores(rows)
     if found is not None and (not hasattr(found, "__len__") or len(found) != len(rows)):
         raise refused(f"`sample_scores` of the metric {metric.name!r}", f"{len(rows)} numbers, or None", found)

@@ -81,11 +81,7 @@ class FeaturePipeline:
         return columns
 
     def _check_kind(self, path: Path) -> None:
-        """Checks that all metrics apply to the kind of a file.
-
-        Raises:
-            ArgumentError: If one does not.
-        """
+        """Refuses a file to which not all metrics apply."""
         kind = "audio" if is_audio(path) else "image"
         for metric in self.metrics:
             if metric.kind is not None and metric.kind != kind:

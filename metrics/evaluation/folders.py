@@ -106,11 +106,7 @@ def measure_folders(
 
 
 def _check_reference(path: Path) -> None:
-    """Checks a reference even where no metric needs one.
-
-    Raises:
-        ArgumentError: If it is neither a folder with media nor a file of statistics.
-    """
+    """Refuses a reference that is neither a folder with media nor statistics, even where no metric needs one."""
     if path.is_dir():
         list_media(path, "--reference")
     elif path.is_file():
@@ -120,11 +116,7 @@ def _check_reference(path: Path) -> None:
 
 
 def _stored_prompt(path: Path) -> str:
-    """The prompt that mmspec stored in a PNG file.
-
-    Raises:
-        ArgumentError: If the file holds none.
-    """
+    """The prompt that mmspec stored in a PNG file."""
     if not is_audio(path):
         with open_image(path) as image:
             prompt = image.info.get("prompt")

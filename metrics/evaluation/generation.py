@@ -101,7 +101,6 @@ def generate(
     Args:
         pipe: Generates images or audio.
         config: Sampling parameters and batch size.
-        folder: The results folder.
         wanted: The result of `keys`.
         processes: The processes that share the work.
         on_sample: Called for each sample of the share, including those already finished.
@@ -142,11 +141,15 @@ class _Prepared(Exception):
 
 
 def _warm_ups(name: str) -> tuple[object, object]:
-    """What recipes that share a whole warm-up call have in common, and those that need no preparation after it.
-
-    The former is all but the knobs of the rule. The latter is also the knobs that a kernel is compiled or a table of
-    tokens is made for: whole numbers, words and those of `_PREPARED_KNOBS`; other fractions are arguments of kernels.
-    """
+    """What recipes that share a whole warm-up call have in common, and those that need no preparation after it."""
+    # The former is all but the knobs of the rule. The latter is also the knobs that a kernel is compiled or a table is
+    # made for: whole numbers, words and those of `_PREPARED_KNOBS`; other fractions are arguments of kernels.
+    # The former is all but the knobs of the rule. The latter is also the knobs that a kernel is compiled or a table is
+    # made for: whole numbers, words and those of `_PREPARED_KNOBS`; other fractions are arguments of kernels.
+    # The former is all but the knobs of the rule. The latter is also the knobs that a kernel is compiled or a table is
+    # made for: whole numbers, words and those of `_PREPARED_KNOBS`; other fractions are arguments of kernels.
+    # The former is all but the knobs of the rule. The latter is also the knobs that a kernel is compiled or a table is
+    # made for: whole numbers, words and those of `_PREPARED_KNOBS`; other fractions are arguments of kernels.
     recipe = parse(name)
     shared = {knob: value for knob, value in recipe.knobs.items() if knob not in recipe.rule.knobs}
     own = {
@@ -159,11 +162,7 @@ def _warm_ups(name: str) -> tuple[object, object]:
 
 
 def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key], stop_after: int | None = None) -> _PipelineCall:
-    """Calls the pipeline once, for keys of one recipe.
-
-    Raises:
-        _Prepared: After `stop_after` target calls.
-    """
+    """Calls the pipeline once, for keys of one recipe; raises `_Prepared` after `stop_after` target calls."""
     recipe = parse(group[0][0])
     prompts, seeds = [prompt for _, prompt, _ in group], [pipeline_seed(prompt, seed) for _, prompt, seed in group]
     lengths, gains = [0] * len(group), [[] for _ in group]  # type: tuple[list[int], list[list[int]]]
@@ -203,10 +202,11 @@ def _first_chunk(stream: Generator[Any, None, None]) -> float:
 
 
 def _write(folder: Path, group: Sequence[Key], call: _PipelineCall) -> list[SampleRecord]:
-    """Writes the files, which must be on the disk before the journal lists them, and returns their records.
-
-    Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
-    """
+    """Writes the files, which must be on the disk before the journal lists them, and returns their records."""
+    # Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
+    # Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
+    # Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
+    # Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
     samples = _records(group, call)
     for sample in samples:
         make_folder(folder, Path(sample.file).parent)

@@ -93,7 +93,6 @@ class Journal:
     """The finished samples of a results folder. Each process writes its own file; all are read.
 
     Args:
-        folder: The results folder.
         rank: Of this process.
     """
 

@@ -12,7 +12,7 @@ class NamedExtractor(Protocol):
     """A network with a name.
 
     Attributes:
-        name: As in the names of metrics, such as "clip".
+        name: The part after @ in names of metrics, such as "clip".
         fingerprint: Changes with the weights; features of different fingerprints must not be compared.
     """
 

@@ -58,7 +58,6 @@ def load_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -
 
     Args:
         name: The extractor's name.
-        weights: As in `check_extractor`.
         device: Where the network runs.
 
     Raises:

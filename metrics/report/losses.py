@@ -39,7 +39,6 @@ class Losses:
     """What each sample of each recipe lost against plain decoding's sample of the same prompt and seed.
 
     Attributes:
-        metric: The name of the metric.
         by_recipe: For each recipe but plain, float64 [N], positive where it is worse.
         relaxed: The recipes among them that do not keep the distribution.
     """

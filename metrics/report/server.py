@@ -26,7 +26,6 @@ class ReportServer(ThreadingHTTPServer):
     """Serves the page of one results folder, to this machine only; writes nothing.
 
     Args:
-        folder: The results folder.
         port: 0 takes a free one.
 
     Raises:
@@ -107,7 +106,6 @@ def serve_report(folder: Path, port: int, announce: Callable[[str], None]) -> No
     """Serves until interrupted.
 
     Args:
-        folder: The results folder.
         port: 0 takes a free one.
         announce: Called with the address once it answers.
 

@@ -30,11 +30,7 @@ class AsyncEngine:
         await engine.aclose()
 
     Args:
-        pipe: The pipeline.
         **options: The other arguments of `mmspec.batching.engine.Engine`.
-
-    Attributes:
-        engine: The engine.
     """
 
     def __init__(self, pipe: Any, **options: Any) -> None:
@@ -52,15 +48,9 @@ class AsyncEngine:
     async def generate(
         self, prompt: Any, *, request_id: str | None = None, user: Hashable = None, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yields the outputs of a request; the last one is finished.
+        """Yields the outputs of a request; the last one is finished. Arguments are those of `Engine.add`.
 
         Leaving the iteration, or cancelling its task, cancels the request at the next window.
-
-        Args:
-            prompt: See `mmspec.batching.engine.Engine.add`.
-            request_id: See there.
-            user: See there.
-            **options: See there.
 
         Raises:
             PromptError: If the model does not accept the prompt.

@@ -24,8 +24,6 @@ class CallEngine(Engine):
     """An engine whose requests are those of one call: all are there before the first step, and an error ends the call.
 
     Args:
-        pipe: The pipeline.
-        requests: The requests.
         recipe: Their recipe.
         max_rows: Rows that are decoded at a time, at most.
         watch: What to show of the decoding.

@@ -22,7 +22,6 @@ class PreparedClosed:
         make: Makes the batch from the seeds of the rows and what to show.
         resources: None for drafters.
         recipe: None: requests keep their recipes.
-        tokens: See `mmspec.batching.request.PreparedBatch`.
     """
 
     make: Callable[[Sequence[int], Watch], ClosedBatch]

@@ -127,7 +127,7 @@ class Engine:
 
         Args:
             prompt: The prompt, as in a call of the pipeline.
-            seed: As in a call; None is a random seed.
+            seed: None is a random seed.
             recipe: How to decode; None is the engine's default.
             user: The key of the user's line: lines are served in turn.
             request_id: Names the request; None makes a name.
@@ -153,12 +153,7 @@ class Engine:
         return self._enqueue(prepared, chosen, user, request_id or f"req-{uuid.uuid4().hex}")
 
     def _enqueue(self, prepared: PreparedRequest, chosen: Recipe, user: Hashable, name: str) -> Request:
-        """Queues the rows of a request.
-
-        Raises:
-            ArgumentError: If an unfinished request has this name.
-            QueueFullError: If `max_waiting` requests are waiting.
-        """
+        """Queues the rows of a request; raises if its name is taken or `max_waiting` requests wait."""
         request = Request(name, user, prepared.seed, tuple(prepared.notes))
         progress = Progress(request, prepared, chosen)
         progress.rows = [Row(progress, part, row) for part, row in enumerate(prepared.rows)]
@@ -415,11 +410,10 @@ class Engine:
         return RequestOutput(name, new, True, reason, calls, last.part, last.prompt.prompt, result)
 
     def _fail(self, rows: Sequence[Row], error: Exception) -> list[RequestOutput]:
-        """Handles an error in a batch of rows.
-
-        One of them may be to blame, which is unknown: they start anew in two halves, until one fails alone; as one
-        batch, if it was a signal handler. Tokens that have been given out come again and are not given out twice.
-        """
+        """Starts the rows of a failed batch anew in two halves, until the one to blame fails alone."""
+        # After a signal handler they start as one batch. Tokens that have been given out are not given out twice.
+        # After a signal handler they start as one batch. Tokens that have been given out are not given out twice.
+        # After a signal handler they start as one batch. Tokens that have been given out are not given out twice.
         rows = [row for row in rows if not row.progress.done]
         from mmspec.batching.signal_handlers import raised_by_handler
 

@@ -23,7 +23,6 @@ class Progress:
     """How far a request has come.
 
     Attributes:
-        request: The request.
         prepared: As its pipeline reads it.
         recipe: How it is decoded.
         rows: Its rows, by part.

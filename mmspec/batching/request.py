@@ -166,7 +166,6 @@ class PreparedBatch(Protocol):
 
         Args:
             recipe: How it is decoded: `recipe` of this object, or else that of the rows.
-            seeds: The seeds of the rows.
             watch: What to show of the decoding.
         """
         ...
@@ -183,8 +182,6 @@ class PreparedRows:
         resources: The resources of the model for drafters.
         limits: The largest number of tokens of each row; None is the length of the layout.
         seeds: Seeds of the rows that replace those of their prompts; None keeps these.
-        tokens: See `PreparedBatch`.
-        recipe: See `PreparedBatch`.
     """
 
     target: Target
@@ -197,7 +194,6 @@ class PreparedRows:
     recipe: Recipe | None = None
 
     def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
-        """See `PreparedBatch`."""
         target, layout, samplings, resources = self.target, self.layout, self.samplings, self.resources
         state = BatchState(self.seeds or seeds, layout, recipe.window, target.device, self.limits)
         sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
@@ -218,7 +214,6 @@ class EnginePipeline(Protocol):
         """Reads a request; called in the thread of the caller, but in one thread of an engine at a time.
 
         Args:
-            prompt: The prompt.
             options: The arguments of a call of the pipeline by name, without None.
             recipe: How it is decoded.
 

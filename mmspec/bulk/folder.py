@@ -56,7 +56,6 @@ class SampleEntry:
     """A line of the journal of a bulk run: a sample, and what it cost.
 
     Attributes:
-        name: See `mmspec.bulk.requests.SampleRequest.name`.
         prompt: The text.
         seed: The seed that the pipeline was called with.
         id: The caller's name of the sample.
@@ -89,9 +88,6 @@ class FailedSample:
     """A sample that the model refused.
 
     Attributes:
-        name: As in `SampleEntry`.
-        prompt: As in `SampleEntry`.
-        id: As in `SampleEntry`.
         error: Why.
     """
 
@@ -206,10 +202,12 @@ def open_shard(output: Path, shard: Shard, identity: RunIdentity) -> Iterator[Sh
 
 
 def _join(folder: ShardFolder, identity: RunIdentity) -> None:
-    """Writes what the samples of this process have in common, and compares it with the others'.
-
-    It is written first: of two processes that start at once with other weights, at least one sees the other's.
-    """
+    """Writes what the samples of this process have in common, and compares it with the others'."""
+    # Written first: of two processes that start at once with other weights, at least one sees the other's.
+    # Written first: of two processes that start at once with other weights, at least one sees the other's.
+    # Written first: of two processes that start at once with other weights, at least one sees the other's.
+    # Written first: of two processes that start at once with other weights, at least one sees the other's.
+    # Written first: of two processes that start at once with other weights, at least one sees the other's.
     _refuse_other(folder, identity)
     write_durably(json.dumps(asdict(identity)).encode() + b"\n", folder.path / RUN)
     for other in folder.everyone()[:-1]:

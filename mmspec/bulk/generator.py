@@ -54,11 +54,11 @@ class Generator:
         recipe: How to decode; None is the pipeline's default.
         batch_size: Samples per call of the pipeline, at most.
         seed: Rows without a seed get one that is computed from this and their prompt.
-        temperature: As in a call of the pipeline, like the next three.
+        temperature: 0 takes the most likely token.
         top_k: Keeps the k most likely tokens, 0 all.
         top_p: Keeps the most likely tokens of this total probability.
         guidance_scale: Classifier-free guidance, 1 and below is off.
-        tokenizer: As in `mmspec.load`, like the rest.
+        tokenizer: A folder or file, like the rest an argument of `mmspec.load`.
         config: Options of the model.
         drafter: A trained drafter.
         device: None is the CPU; "cuda" is what the scheduler has given to the worker.

@@ -159,12 +159,7 @@ def _print_notes(notes: Sequence[str]) -> None:
 def _stream(
     pipe: Any, request: AudioRequest, on_step: OnStep | None
 ) -> tuple[float, list[float], list[list[str]], list[bool]]:
-    """Writes each text while it is decoded.
-
-    Returns:
-        Seconds until the first chunk of audio; and of each text the seconds of audio, the notes, and whether it was
-        truncated.
-    """
+    """Writes texts while they are decoded; returns seconds to the first chunk, and of each text, notes, truncation."""
     from mmspec.audio.wave import write_raw, write_stream
 
     rate, channels, start, first = request.sampling_rate(pipe), pipe.adapter.codec.channels, time.perf_counter(), 0.0

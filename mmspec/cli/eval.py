@@ -225,11 +225,7 @@ def evaluate(
 
 
 def _generate(evaluation: Evaluation, output: Path, quiet: bool, log_every: float) -> bool:
-    """Generates the missing samples; returns whether an interrupt has stopped it.
-
-    Raises:
-        KeyboardInterrupt: If several processes generate: each is stopped at another place.
-    """
+    """Generates the missing samples; whether an interrupt stopped it, which several processes raise."""
     from mmspec.metrics.evaluation.evaluate import generate_samples
 
     config = evaluation.config
@@ -245,11 +241,7 @@ def _generate(evaluation: Evaluation, output: Path, quiet: bool, log_every: floa
 
 
 def _finished_part(evaluation: Evaluation, output: Path) -> Evaluation:
-    """The evaluation of the prompts that every recipe has finished, whose results are written.
-
-    Raises:
-        KeyboardInterrupt: If these are too few to compare, or the folder has the results of more.
-    """
+    """The evaluation of prompts that all recipes have finished; KeyboardInterrupt if they are too few or written."""
     from mmspec.metrics.evaluation.evaluate import finished_part
     from mmspec.metrics.evaluation.results import read_results
 

@@ -121,17 +121,13 @@ class Qwen3TTSModel:
         token: str | bool | None = None,
         recipe: str | Recipe | None = None,
     ) -> Qwen3TTSModel:
-        """Loads a model of the Hub or a folder.
+        """Loads a model of the Hub or a folder, with other arguments of `mmspec.load`.
 
         Args:
             pretrained_model_name_or_path: A Hub id, or a folder.
             device_map: A device, such as "cuda:0"; "auto" is the GPU if there is one; None is the CPU.
-            dtype: As in `mmspec.load`.
             torch_dtype: Another name of `dtype`.
             attn_implementation: Has no effect: attention is that of mmspec.
-            revision: As in `mmspec.load`.
-            cache_dir: As in `mmspec.load`.
-            token: As in `mmspec.load`.
             recipe: How to decode, e.g. "scd:window=8"; None is the default of Qwen3-TTS.
 
         Raises:
@@ -219,9 +215,6 @@ class Qwen3TTSModel:
         Args:
             text: A text, or a list.
             language: Names of languages; None is "auto".
-            ref_audio: As in `create_voice_clone_prompt`.
-            ref_text: As in `create_voice_clone_prompt`.
-            x_vector_only_mode: As in `create_voice_clone_prompt`.
             voice_clone_prompt: What `create_voice_clone_prompt` returned, in place of the three before.
             non_streaming_mode: Whether a prompt has all of its text, instead of one token per frame.
             **settings: Those of `DEFAULTS`.
@@ -263,11 +256,7 @@ class Qwen3TTSModel:
         """Speaks texts with voices that are described.
 
         Args:
-            text: As in `generate_voice_clone`.
             instruct: The description of each voice; "" is none.
-            language: As in `generate_voice_clone`.
-            non_streaming_mode: As in `generate_voice_clone`.
-            **settings: As in `generate_voice_clone`.
 
         Returns:
             As `generate_voice_clone`.
@@ -290,12 +279,8 @@ class Qwen3TTSModel:
         """Speaks texts with voices of the model.
 
         Args:
-            text: As in `generate_voice_clone`.
             speaker: The name of each voice.
-            language: As in `generate_voice_clone`.
             instruct: How to speak; a model of 0.6B drops it.
-            non_streaming_mode: As in `generate_voice_clone`.
-            **settings: As in `generate_voice_clone`.
 
         Returns:
             As `generate_voice_clone`.
@@ -309,11 +294,7 @@ class Qwen3TTSModel:
         return self._speak(self._named(text, speaker, language, instruct, non_streaming_mode), settings)
 
     def _check(self, kind: str, method: str) -> None:
-        """Checks the kind of model that a method needs.
-
-        Raises:
-            ArgumentError: If the model is of another kind.
-        """
+        """Refuses a model of another kind than a method needs."""
         if (own := self.model.model.config.kind) != kind:
             raise ArgumentError(f"{method} is not possible: this is a {own} model; it needs one of kind {kind}")
 
@@ -353,11 +334,7 @@ class Qwen3TTSModel:
 
     @torch.inference_mode()
     def _speak(self, rows: Sequence[_Row], settings: Mapping[str, Any]) -> Waves:
-        """Decodes rows as one batch; seeds come from torch's global generator.
-
-        Raises:
-            ArgumentError: For settings that are not allowed.
-        """
+        """Decodes rows as one batch; seeds come from torch's global generator."""
         adapter, model = self.model, self.model.model
         if unknown := sorted(set(settings) - set(DEFAULTS)):
             raise ArgumentError(f"{unknown[0]} is not an argument that has a meaning here; use {', '.join(DEFAULTS)}")
@@ -408,11 +385,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _texts(text: Any) -> list[str]:
-    """The texts to speak.
-
-    Raises:
-        ArgumentError: If there is none, or one is no text.
-    """
+    """The texts to speak."""
     texts = list(text) if isinstance(text, list | tuple) else [text]
     if not texts or not all(isinstance(each, str) for each in texts):
         raise ArgumentError(f"text={shown(text)} is not allowed; it must be a text, or a list of at least one")
@@ -420,11 +393,7 @@ def _texts(text: Any) -> list[str]:
 
 
 def _words(name: str, value: Any, count: int) -> list[str | None]:
-    """A text or None for each text to speak; see `_repeated`.
-
-    Raises:
-        ArgumentError: For other values, and for a list of another length.
-    """
+    """A text or None for each text to speak, repeated as by `_repeated`."""
     values = _repeated(name, list(value) if isinstance(value, tuple) else value, count)
     for each in values:
         if not isinstance(each, str | None):
@@ -433,11 +402,7 @@ def _words(name: str, value: Any, count: int) -> list[str | None]:
 
 
 def _items(given: Any) -> list[VoiceClonePromptItem]:
-    """The voices of a `voice_clone_prompt`.
-
-    Raises:
-        ArgumentError: If it is something else than `create_voice_clone_prompt` returns, or the mapping of its fields.
-    """
+    """The voices of a `voice_clone_prompt`, or of the mapping of its fields."""
     if isinstance(given, Mapping):
         try:
             columns = [list(given[field]) for field in FIELDS]
@@ -451,11 +416,7 @@ def _items(given: Any) -> list[VoiceClonePromptItem]:
 
 
 def _repeated(name: str, value: Any, count: int) -> list[Any]:
-    """A value for each text: a list of as many, or one for all.
-
-    Raises:
-        ArgumentError: For a list of another length.
-    """
+    """A value for each text: a list of as many, or one for all."""
     values = _listed(value)
     if len(values) not in (1, count):
         raise ArgumentError(f"{name} has {len(values)} items; it must have 1, or {count} as there are texts")

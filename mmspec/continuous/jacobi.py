@@ -52,7 +52,7 @@ class LatentJacobi:
         self._tokens, self._q = self._resample(verdict, draws), dense(verdict.p)  # q := p
 
     def before_join(self, other: LatentJacobi, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`. Windows that end together get one width, with zeros in front."""
+        """Windows that end together get one width, with zeros in front."""
         assert self._tokens is not None and other._tokens is not None
         width = max(self._tokens.shape[1], other._tokens.shape[1])
         for one in (self, other):

@@ -201,7 +201,7 @@ class LatentSampler:
         self._logits: Logits | None = None  # of the last window
 
     def before_join(self, other: LatentSampler, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`. Windows end together; the narrower one gets zeros in front."""
+        """Windows end together; the narrower one gets zeros in front."""
         if self._logits is None or other._logits is None:
             self._logits = other._logits = None
             return

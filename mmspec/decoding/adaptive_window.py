@@ -39,9 +39,9 @@ class AdaptiveWindow:
     single token. A width of 1 is a step without drafts: where drafting does not pay, decoding becomes plain.
 
     The account holds what drafts have saved so far, in single steps, less what they have lost; while it is overdrawn,
-    single steps follow. In a batch it counts the tokens of the rows that are behind. A batch ends with its last row,
-    though, so the row with the fewest tokens is counted too: it may fall behind plain decoding by little, and after the
-    run the account holds no more than that row has saved.
+    single steps follow. In a batch it counts the tokens of the slowest rows. A batch ends with its last row,
+    though, so the row with the fewest tokens is counted too: it may be later than plain decoding by little, and after
+    the run the account holds no more than that row has saved.
 
     The rows of a batch advance together while drafts have not been shown to pay: single steps cost more once rows stand
     at different positions. What was measured is kept for later runs.
@@ -138,7 +138,7 @@ class AdaptiveWindow:
         return 1 if self._first else _TIMED
 
     def record(self, width: int, committed: Committed) -> None:
-        """See `mmspec.decoding.window_policy.WindowPolicy`.
+        """Learns what the windows of a width cost and gained.
 
         The first call of a run is not measured, nor is one in which a kernel was compiled or a CUDA graph captured.
         """
@@ -163,7 +163,7 @@ class AdaptiveWindow:
             self._calls[width] = self._calls[width] * _FORGET + 1
 
     def rest(self, width: int, committed: Committed) -> None:
-        """Pays for calls that are not measured; see `mmspec.decoding.window_policy.WindowPolicy`."""
+        """Pays for calls that are not measured."""
         self._pay(width, committed, committed.progress)
 
     def _pay(self, width: int, committed: Committed, tokens: float) -> None:
@@ -183,7 +183,7 @@ class AdaptiveWindow:
 
     @property
     def _spare(self) -> float:
-        """Single steps that drafts may still lose: the last row may fall behind by half of what a new model starts with."""
+        """Single steps that drafts may still lose: the last row half of what a new model starts with."""
         return min(self._account, self._last_row + self._start / 2)
 
     def _typical(self, width: int) -> float:

@@ -74,8 +74,6 @@ class DraftsAhead(Protocol):
 
 
 class PendingVerdict(Protocol):
-    """See `mmspec.sampling.lazy_verification.PendingVerdict`."""
-
     @property
     def verdict(self) -> Verdict:
         """The verdict without its counts on the host."""
@@ -87,8 +85,6 @@ class PendingVerdict(Protocol):
 
 
 class PendingTokens(Protocol):
-    """See `mmspec.sampling.lazy_verification.PendingTokens`."""
-
     @property
     def tokens(self) -> Tensor:
         """The tokens on the device."""
@@ -131,8 +127,6 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
 
     Args:
         target: The model.
-        drafter: The drafter.
-        sampler: The sampler.
         state: The batch.
     """
     layout = state.layout

@@ -52,7 +52,6 @@ def running_batch(
     Args:
         target: The model with its prompts.
         recipe: How to decode.
-        rule: The acceptance rule.
         sampler: The target's sampler.
         state: The batch; holds the result afterwards.
         samplings: Sampling parameters, one per row; empty for vectors.

@@ -316,14 +316,10 @@ class BatchState:
         gained: NDArray[np.int64],
         on_host: NDArray[np.int64] | None = None,
     ) -> NDArray[np.bool_] | None:
-        """Which tokens end their row, host bool [B, W]; None if no token does.
-
-        Args:
-            tokens: [B, W, *cell], already written.
-            start: The number of tokens of each row before them, host int64 [B].
-            gained: The number of them that a row keeps if none ends it, host int64 [B].
-            on_host: `tokens` on the host, if they are there already.
-        """
+        """Which of `tokens` [B, W, *cell], written from `start` on, end their row: host bool [B, W], or None."""
+        # `start` and `gained` are host int64 [B]: tokens before them, and those that a row keeps if none ends it.
+        # `start` and `gained` are host int64 [B]: tokens before them, and those that a row keeps if none ends it.
+        # `start` and `gained` are host int64 [B]: tokens before them, and those that a row keeps if none ends it.
         layout, ends = self.layout, None
         if layout.ends is not None:
             ends = layout.ends(tokens if on_host is None else torch.from_numpy(on_host)).cpu().numpy()
@@ -361,11 +357,11 @@ class BatchState:
         return [*free, *range(rows, rows + max(count - len(free), 0))][:count]
 
     def after_move(self) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`. The tokens of rows that have been dropped stay in `result`."""
+        """The tokens of rows that have been dropped stay in `result`."""
         self._window = self._row_limits = None
 
     def before_join(self, other: BatchState, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`. Rows that join take the places of rows that have left the request.
+        """Rows that join take the places of rows that have left the request.
 
         All rows of `other` must be running. Tokens of rows that have finished are lost where a row takes their place.
         """

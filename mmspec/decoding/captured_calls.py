@@ -133,7 +133,6 @@ class GraphCache:
         """The place of the states of some layers, [R, W, layers * D].
 
         Args:
-            layers: The layers.
             rows: R, the same in each call.
             width: W, at most `MAX_WIDTH`.
             like: States of these layers, [..., layers * D].

@@ -213,7 +213,6 @@ class CUDAGraphTarget:
         self._eager().settle(at, path)
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """See `mmspec.decoding.rows.MovesRows`."""
         before = self._target.rows if self._live is None else len(self._live)
         self._slots_from = None
         index = cfg_rows(row_ids, before, self._target.cfg_factor == 2, self.device)
@@ -236,7 +235,7 @@ class CUDAGraphTarget:
         return cache_bytes(self._target)
 
     def join(self, other: CUDAGraphTarget, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.MovesRows`. Captured calls keep fitting where the rows find free places."""
+        """Captured calls keep fitting where the rows find free places."""
         live = list(range(self._target.rows)) if self._live is None else list(self._live)
         factor, before = self._target.cfg_factor, len(live)
         self._slots_from = None
@@ -257,7 +256,6 @@ class CUDAGraphTarget:
         self._index = None if whole else cfg_rows(live, self._target.rows, factor == 2, self.device)
 
     def prompt_padding(self) -> NDArray[np.int64]:
-        """See `mmspec.decoding.target.PaddedTarget`."""
         return prompt_padding(self._target, self._target.rows * self._target.cfg_factor)
 
     def features(self) -> Tensor:
@@ -279,7 +277,6 @@ class CUDAGraphTarget:
         return self._target.fused_layers
 
     def collect_layers(self, layers: Sequence[int]) -> None:
-        """See `mmspec.decoding.target.LayerFeatureTarget`."""
         self._collected = tuple(layers)
         self._target.collect_layers(layers)
 
@@ -359,17 +356,16 @@ class CUDAGraphTarget:
         return self._graphs.states(self._collected, self._target.rows * self._target.cfg_factor, width, self._like)
 
     def _width(self, count: int, most: int, part: EarlyExit | None) -> int:
-        """The width of the call that reads `count` tokens: that of an earlier call if one is less than twice as wide.
-
-        The last windows of a sequence become narrower; capturing a call for each would take longer than it saves. What
-        other targets have captured does not count: a call of another width rounds differently, and a seed would give
-        other tokens after other calls.
-
-        Args:
-            count: Tokens per row.
-            most: The largest width that fits the cache.
-            part: The early exit; None is the whole model.
-        """
+        """The width of the call that reads `count` tokens: an earlier call's if that is less than twice as wide."""
+        # The last windows of a sequence become narrower; capturing a call for each would take longer than it saves.
+        # What other targets have captured does not count: a call of another width rounds differently, and a seed would
+        # give other tokens after other calls.
+        # The last windows of a sequence become narrower; capturing a call for each would take longer than it saves.
+        # What other targets have captured does not count: a call of another width rounds differently, and a seed would
+        # give other tokens after other calls.
+        # The last windows of a sequence become narrower; capturing a call for each would take longer than it saves.
+        # What other targets have captured does not count: a call of another width rounds differently, and a seed would
+        # give other tokens after other calls.
         widths = (w for w, known in self._widths if known == part)
         return min((w for w in widths if count <= w < 2 * count and w <= most), default=count)
 
@@ -431,7 +427,7 @@ def _reread(
     states: Tensor,
     early_exit: EarlyExit,
 ) -> Logits:
-    """See `mmspec.decoding.target.RereadsWindows`; the target has to drop the rows that have ended."""
+    """The target has to drop the rows that have ended."""
     captured = own()
     assert captured is not None, "it is the caller's"
     captured._eager()

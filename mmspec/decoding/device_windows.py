@@ -23,7 +23,7 @@ from mmspec.sampling.tree_rejection import Outcome
 
 
 class DeviceWindows(Windows):
-    """See `Windows`, and `mmspec.decoding.ahead` for what is launched ahead, where the parts of the batch can."""
+    """Windows whose next call is launched ahead of the host where the parts can (`mmspec.decoding.ahead`)."""
 
     goes_ahead = True
 
@@ -64,7 +64,7 @@ class DeviceWindows(Windows):
         return pending.read()
 
     def commit(self, verdict: Outcome) -> NDArray[np.int64]:
-        """See `Windows.commit`; what the device has committed is only counted."""
+        """What the device has committed is only counted."""
         if self._is_written:
             self._latest = None
             return self.state.gain(verdict.tokens, verdict.accepted, verdict.on_host)
@@ -101,22 +101,18 @@ class DeviceWindows(Windows):
 
 
 def _next_width(state: BatchState, width: int, wanted: int) -> int:
-    """The width of the window after one of `width` tokens, if it is known before that one is read; else 0.
-
-    It is where the longest row keeps enough tokens, whatever it gains. Rows that a token ends may leave fewer; windows
-    past the end of a row are cut off.
-    """
+    """The width of the window after one of `width` tokens, if it is known before that one is read; else 0."""
+    # It is where the longest row keeps enough tokens, whatever it gains. Windows past the end of a row are cut off.
+    # It is where the longest row keeps enough tokens, whatever it gains. Windows past the end of a row are cut off.
+    # It is where the longest row keeps enough tokens, whatever it gains. Windows past the end of a row are cut off.
+    # It is where the longest row keeps enough tokens, whatever it gains. Windows past the end of a row are cut off.
     return wanted if wanted > 1 and state.remaining - width + 1 >= wanted else 0
 
 
 def _launch_next(
     ahead: Ahead, verdict: Verdict, state: BatchState, draws: WindowRNG, width: int, meter: Meter
 ) -> LaunchedWindow | None:
-    """Commits a window on the device, and launches the draft and the call of the next one.
-
-    Returns:
-        The next window; None if it could not be launched: only the commit on the device was done.
-    """
+    """Commits a window on the device and launches the next one; None if only the commit could be done."""
     next_draws = state.follow(verdict.tokens, verdict.counts.on(state.device), width)
     meter.clock.lap("other")
     draft = ahead.drafter.draft_ahead(verdict, state, draws, next_draws)

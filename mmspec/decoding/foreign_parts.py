@@ -58,7 +58,6 @@ def check_draft(drafter: Any, method: str, draft: Any, state: BatchState, count:
     """Checks what a drafter has returned.
 
     Args:
-        drafter: The drafter.
         method: The name of the method that was called.
         draft: What it has returned.
         state: The batch.

@@ -59,7 +59,6 @@ class _Kept:
         parts: What the graphs call, see `parts_of`. Modules are weak references: the model has the sets, and is freed
             with them.
         key: Addresses of the weights, shapes, and settings that a graph has fixed.
-        graphs: The graphs.
         stream: The stream of the decode that used them last; None on a CPU.
         is_stale: Whether weights that they read have been freed.
     """
@@ -166,9 +165,6 @@ def use_kept_graphs(
 
     Args:
         user_of: Takes the target, and the graphs; None if they cannot be kept.
-        target: As in `with_kept_graphs`, like the others.
-        model: See there.
-        calls: See there.
     """
     parts = parts_of(model, *calls)
     key = None if parts is None else _key(parts, target)

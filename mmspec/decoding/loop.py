@@ -46,7 +46,6 @@ class RunningBatch:
         target: The model whose distribution the output follows.
         drafter: Proposes tokens; a `mmspec.decoding.trees.TreeDrafter` with the windows `Trees`; None for plain
             decoding.
-        rule: The acceptance rule.
         sampler: Makes the target distribution, samples from it and verifies drafts against it.
         state: The batch; holds the result afterwards.
         policy: Chooses the width of each window: tokens in one target call, the last accepted one included.
@@ -152,14 +151,15 @@ class RunningBatch:
         return bool(state.is_running.any())
 
     def _decode(self, width: int, count: int, next_width: int = 0, cut: Cut | None = None) -> None:
-        """Decodes up to `count` windows: each is proposed, read by the target, verified, observed and committed.
-
-        Args:
-            width: Of the windows; 1 is plain steps.
-            count: Windows with drafts come one at a time.
-            next_width: The width of the window after them, most likely; 0 if that is unknown.
-            cut: What is committed of a verdict; None for all that was accepted.
-        """
+        """Decodes up to `count` windows: each is proposed, read by the target, verified, observed and committed."""
+        # Width 1 is plain steps; windows with drafts come one at a time. `next_width` is 0 if it is unknown; a `cut`
+        # chooses what is committed of a verdict.
+        # Width 1 is plain steps; windows with drafts come one at a time. `next_width` is 0 if it is unknown; a `cut`
+        # chooses what is committed of a verdict.
+        # Width 1 is plain steps; windows with drafts come one at a time. `next_width` is 0 if it is unknown; a `cut`
+        # chooses what is committed of a verdict.
+        # Width 1 is plain steps; windows with drafts come one at a time. `next_width` is 0 if it is unknown; a `cut`
+        # chooses what is committed of a verdict.
         state, meter, windows = self.state, self.meter, self._windows
         draws = draws_of_plain_steps(state, meter, count)
         for left in reversed(range(count)):

@@ -98,7 +98,6 @@ class ProcessedTarget:
         self._as_chain = True  # whether the entries so far were read by `forward`, as a window
 
     def after_join(self, other: ProcessedTarget) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         self._entries = self._tokens[:, :0]
 
     def prefill(self) -> Logits:
@@ -197,13 +196,11 @@ class ProcessedTarget:
         return found.masked_fill_(index < 0, -1)
 
     def _apply(self, logits: Logits, prefix: Tensor, committed: int) -> Logits:
-        """Guidance, then the processors.
-
-        Args:
-            logits: [B, W, V].
-            prefix: int64 [B, W, L], the prefix of each slot.
-            committed: The number of slots, from the first one, whose prefix contains no draft.
-        """
+        """Guidance, then the processors, on logits [B, W, V] with the prefix of each slot, int64 [B, W, L]."""
+        # In the first `committed` slots the prefix contains no draft.
+        # In the first `committed` slots the prefix contains no draft.
+        # In the first `committed` slots the prefix contains no draft.
+        # In the first `committed` slots the prefix contains no draft.
         z = logits.cond.float()
         if logits.uncond is not None:
             assert self._guide is not None, "a target with unconditional logits needs `guide`"
@@ -272,7 +269,6 @@ def _reread(
     states: Tensor,
     early_exit: EarlyExit,
 ) -> Logits:
-    """See `mmspec.decoding.target.RereadsWindows`."""
     processed = own()
     assert processed is not None, "it is the caller's"
     logits = target.reread(tokens, at, states, early_exit)

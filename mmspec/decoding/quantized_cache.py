@@ -141,7 +141,6 @@ class QuantizedStore:
         return QuantizedStore(change(self.codes), change(self.scale), self.bits, self.dtype, self.gear, kept)
 
     def put_rows(self, other: QuantizedStore, row_ids: Sequence[int], dim: int, cfg_factor: int) -> QuantizedStore:
-        """See `mmspec.sampling.rows.put_rows`."""
         pairs = zip(self.parts, other.parts, strict=True)
         codes, scale, *kept = (put_rows(own, new, row_ids, dim, cfg_factor) for own, new in pairs)
         return QuantizedStore(codes, scale, self.bits, self.dtype, self.gear, tuple(kept))
@@ -175,7 +174,6 @@ def cache_distance(
         sampler: Makes the target distribution from logits; see `mmspec.decoding.layout.Layout.sampler`.
         tokens: int64 [B, N], sequences that are read in one window each.
         bits: 8 or 4.
-        gear: As in `quantized_cache`.
     """
 
     def probs() -> Tensor:

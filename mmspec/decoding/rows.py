@@ -115,7 +115,6 @@ def select_rows(part: Any, row_ids: Sequence[int], rows: int) -> None:
     """Keeps some rows of a part, in this order, and drops all others.
 
     Args:
-        part: The part.
         row_ids: The indices of the rows that stay.
         rows: B, the number of rows so far.
     """
@@ -133,7 +132,6 @@ def join_rows(
     """Takes in the rows of another part of the same class, which must not be used any more.
 
     Args:
-        part: The part.
         other: The part whose rows join.
         row_ids: Row i of it becomes row `row_ids[i]`, in the place of a finished row, or is appended.
         state: The batch, before the rows have joined it. Every row has a token, and no window is open.
@@ -164,7 +162,6 @@ def join_batches(batch: JoinableBatch, other: JoinableBatch) -> list[int]:
     They take the places of finished rows, whose tokens are lost, and are appended if there are too few.
 
     Args:
-        batch: The batch.
         other: The other one, whose rows have a token each; it fits.
 
     Returns:

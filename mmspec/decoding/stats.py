@@ -320,14 +320,7 @@ class Meter:
             getattr(self, name)[:] += getattr(other, name)
 
     def _measure(self, p: Probs, tokens: Tensor, emitted: NDArray[np.bool_], ids: NDArray[np.int64]) -> None:
-        """Adds entropy and negative log-probability of the emitted tokens.
-
-        Args:
-            p: The target distribution, [B, W, ...].
-            tokens: [B, W, *cell].
-            emitted: Host bool [B, W], which of the tokens were emitted.
-            ids: Host int64 [B], the indices of the rows in the request.
-        """
+        """Adds entropy and NLL of `emitted` (host bool [B, W]) tokens [B, W, *cell]; p is [B, W, ...], ids [B]."""
         counts = torch.from_numpy(emitted).to(p.device)
         p = dense(p)
         bits = torch.special.entr(p).flatten(2).sum(-1) / np.log(2)

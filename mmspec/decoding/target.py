@@ -287,7 +287,7 @@ class SupportsEarlyExit(Target, Protocol):
     layers: int
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        """See `mmspec.decoding.target.Target.forward`; with `early_exit`, only that part runs.
+        """With `early_exit`, only that part runs.
 
         Early layers write their keys and values to the slots that a full call uses, and do not touch those of later
         layers. The next full call therefore starts no later than the first token that only an early exit has read.
@@ -340,7 +340,7 @@ class SupportsTreeEarlyExit(SupportsEarlyExit, TreeTarget, Protocol):
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Logits:
-        """See `mmspec.decoding.target.TreeTarget.forward_tree`; with `early_exit`, only that part runs."""
+        """With `early_exit`, only that part runs."""
         ...
 
 
@@ -348,8 +348,6 @@ def bind_features(rule: Accept, target: object, batch_size: int) -> Accept:
     """Binds the features of the target's last call to a rule that reads features; returns other rules unchanged.
 
     Args:
-        rule: The acceptance rule.
-        target: The target.
         batch_size: B, the number of conditional rows.
 
     Raises:

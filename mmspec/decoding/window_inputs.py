@@ -36,7 +36,7 @@ class WindowInputs:
         return WindowRNG(rng, self.positions, self.iterations)
 
     def positions_after(self, length: NDArray[np.int64], depth: NDArray[np.int64]) -> Numbers:
-        """See `mmspec.decoding.batch.BatchState.positions_after`.
+        """Positions [B, n] at depths after the tokens so far, from those on the device where they are there.
 
         Args:
             length: Host int64 [B], the number of tokens of each row.

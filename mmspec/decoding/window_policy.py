@@ -95,7 +95,6 @@ class FixedWindow:
     """A policy that always chooses the same width.
 
     Args:
-        width: The width.
         plain_steps: The number of plain steps to take at a time if the width is 1.
     """
 

@@ -60,7 +60,6 @@ class Windows:
     Args:
         target: The model.
         drafter: Proposes the drafts.
-        rule: The acceptance rule.
         sampler: Makes the target distribution, samples from it and verifies drafts against it.
         state: The batch.
         meter: Counts calls, and numbers the random numbers by them.
@@ -110,7 +109,6 @@ class Windows:
         """Verifies a window; one without drafts is sampled.
 
         Args:
-            window: The window.
             next_width: The width of the next window, most likely; 0 if that is unknown.
         """
         return self._tested(self.sampler(window.logits, window.draws.positions), window)

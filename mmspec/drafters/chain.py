@@ -39,17 +39,13 @@ class ChainDrafter(RunnerDrafter):
         return Draft(window[:, 1:], q, window)
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         tokens, q = self._sample(state, draft, reused, draft.tokens.shape[1], draws)
         return Draft(torch.cat(tokens, dim=1), q)
 
     def _sample(
         self, state: BatchState, draft: Draft | None, reused: Numbers, count: int, draws: WindowRNG
     ) -> tuple[list[Tensor], Probs]:
-        """`count` drafts per row, in parts int64 [B, n], and their distributions.
-
-        The first `reused` ones ([B]) are those of `draft`.
-        """
+        """`count` drafts per row, in parts int64 [B, n], and their q; the first `reused` [B] are those of `draft`."""
         chain, u, first = self._chain(count), draws[DRAFT], int(reused.host.min())
         tokens, probs = list[Tensor](), list[Probs]()
         if isinstance(self._runner, BlockwiseRunner):

@@ -55,12 +55,10 @@ class ModelDrafter:
             self._steps += 1
 
     def before_join(self, other: ModelDrafter, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         for drafter in (self, other):
             drafter._start()
 
     def after_join(self, other: ModelDrafter) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         self._steps = max(self._steps, other._steps)
 
     def _start(self) -> None:
@@ -107,11 +105,10 @@ class ModelDrafter:
 
     @property
     def drafts_ahead(self) -> bool:
-        """See `mmspec.decoding.ahead.DraftsAhead`; with more unread tokens the host has to know which ones."""
+        """With more unread tokens the host has to know which ones."""
         return self._unread <= RECENT and reads_ahead(self._model)
 
     def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, next_draws: WindowRNG) -> Draft | None:
-        """See `mmspec.decoding.ahead.DraftsAhead`."""
         if self._steps or not self.calls:
             return None
         # After a window every running row has two tokens or more, so that the newest one is the last that is read.
@@ -129,10 +126,7 @@ class ModelDrafter:
         count: int,
         draws: WindowRNG,
     ) -> Draft | None:
-        """As `draft_after`; nothing waits for the device.
-
-        `read` is as `forward_slot` of the model, or returns None if it cannot read.
-        """
+        """The drafts of `draft_after`, without waiting for the device; `read` returns None if it cannot read."""
         at, step = unread.part(np.s_[:, 0]), tokens
         drafted, probs, first = [step[:, -1:]], list[Probs](), Numbers(np.zeros(len(tokens), dtype=np.int64))
         for i in range(count):

@@ -88,18 +88,16 @@ class EagleRunner:
         self._unread += int(verdict.accepted.max()) + 1
 
     def before_join(self, other: EagleRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         if not self._started:
             self._start()
         # The new rows read what they have not read yet on their own: the others have read that many slots long ago.
         other.root(other_state)
 
     def after_join(self, other: EagleRunner) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         self._unread = max(self._unread, 1)
 
     def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
-        """See `mmspec.drafters.draft_runner.SharesUpload`.
+        """What the root needs of the host.
 
         Returns:
             The positions of the tokens that are read, host int64 [B, n]; their slots, [B, n]; and the place of the root
@@ -116,7 +114,6 @@ class EagleRunner:
         return [np.minimum(slots, last[:, None]) - prefix, slots, (last - start)[:, None]]
 
     def take_arrays(self, arrays: Sequence[Numbers]) -> None:
-        """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
     def root(self, state: BatchState) -> Probs:
@@ -186,17 +183,16 @@ class EagleRunner:
         shift: int,
         sees: Tensor | None = None,
     ) -> Tensor:
-        """Runs the head; returns the predicted features [R, W, D].
-
-        Args:
-            tokens: int64 [B, W].
-            features: [R, W, D], the feature that each token was sampled from.
-            positions: [B, W], for the position embedding.
-            start: [B]; keys and values are written from slot `start + shift` on.
-            shift: See there.
-            sees: bool [B or 1, W, n], the nodes of a tree that the tokens, the last of them, attend to besides the
-                slots up to that of the root, `start + prefix`; None for all slots up to their own.
-        """
+        """Predicted features [R, W, D] of tokens int64 [B, W] and the features that they were sampled from."""
+        # Keys and values are written from slot `start + shift` on, `start` [B]. `sees`, bool [B or 1, W, n], has the
+        # nodes of a tree that the tokens attend to besides the slots up to its root, `start + prefix`; None is all
+        # slots up to their own.
+        # Keys and values are written from slot `start + shift` on, `start` [B]. `sees`, bool [B or 1, W, n], has the
+        # nodes of a tree that the tokens attend to besides the slots up to its root, `start + prefix`; None is all
+        # slots up to their own.
+        # Keys and values are written from slot `start + shift` on, `start` [B]. `sees`, bool [B or 1, W, n], has the
+        # nodes of a tree that the tokens attend to besides the slots up to its root, `start + prefix`; None is all
+        # slots up to their own.
         self.calls += 1
         if self._guided:
             tokens = tokens.repeat(2, 1)
@@ -249,7 +245,7 @@ class EagleRunner:
 def build_runner(
     head: EagleHead | Eagle3Head | MTPHead, context: DraftingContext, sampler: TokenSampler, depth: int
 ) -> EagleRunner:
-    """See `mmspec.drafters.runners.BuildRunner`.
+    """The runner of a head for a recipe.
 
     Raises:
         ArgumentError: If the head reads features that the target does not provide.

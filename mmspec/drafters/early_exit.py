@@ -78,11 +78,9 @@ class EarlyExitTarget:
 
     @property
     def reads_ahead(self) -> bool:
-        """See `mmspec.decoding.ahead.ReadsAhead`."""
         return not self._early_exit.recent and reads_ahead(self._target)
 
     def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits | None:
-        """See `mmspec.decoding.ahead.ReadsAhead`."""
         target: Any = self._target
         found: Logits | None = target.forward_ahead(tokens, at, self._early_exit)
         return found

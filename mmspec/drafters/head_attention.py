@@ -20,11 +20,9 @@ def written(cache: KVCache, layer: int, k: Tensor, v: Tensor, starts: Numbers, s
 
     Args:
         cache: A cache of R rows that is not quantized.
-        layer: The layer.
         k: [R, heads, W, head_dim].
         v: [R, heads, W, head_dim].
         starts: [B]; the first token of a row is written to slot `starts + shift`.
-        shift: See there.
     """
     keys, values = cache.layer(layer)
     first, last = int(starts.host.min()) + shift, int(starts.host.max()) + shift
@@ -57,7 +55,6 @@ def bias_of_window(
 
     Args:
         starts: [B]; the first token of a row is in slot `starts + shift`.
-        shift: See there.
         rows: R.
         width: W.
         dtype: Of the result.
@@ -95,7 +92,6 @@ def bias_of_nodes(
 
     Args:
         root: [B].
-        shift: See there.
         sees: bool [B or 1, W, n], which of the nodes each one attends to.
         rows: R.
         end: The number of slots that are read.

@@ -63,10 +63,7 @@ class HeadSampler:
         return self._sampler(logits, state.positions_after_nodes(tree, first, first + tokens.shape[1]))
 
     def _prefixes(self, state: BatchState, tree: Tree | None, first: int) -> tuple[Tensor, NDArray[np.int64]]:
-        """Committed tokens and entries, int64 [B, n], and the slots of each prefix there, host int64 [B, W, L].
-
-        Slots are right-aligned and negative where there is no token.
-        """
+        """Committed tokens and entries, int64 [B, n], and each prefix's slots, host int64 [B, W, L] or negative."""
         assert self._entries is not None
         count, room = self._entries.shape[1], int(state.length.max())
         committed = state.at(np.arange(room)[None].repeat(len(state.ids), axis=0))

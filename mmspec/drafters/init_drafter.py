@@ -108,7 +108,6 @@ class KernelDrafts:
         q: Probs | None,
         accepted: Numbers,
     ) -> Draft | None:
-        """See `WindowKernel`."""
         if isinstance(p, Tensor) or isinstance(q, Tensor):
             return None
         if state.layout.cell or draws.positions.host.shape[1] > LONGEST:
@@ -179,17 +178,16 @@ class InitDrafter:
         return self._learned is not None
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`; it does not need the counts."""
+        """It does not need the counts."""
         if self._learned is not None:
             self._learned.update(verdict, state, draws)
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-        """See `mmspec.drafters.restarts.KnowsGuesses`; without the tokens that are forced."""
+        """Without the tokens that are forced."""
         left, up = neighbors_of_window(verdict, state)
         return self._init(left.flatten(), up.flatten(), draws[INIT].flatten()).view(left.shape)
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         count, first, width = draft.tokens.shape[1], int(reused.host.min()), state.layout.width
         aligned = bool((reused.host == first).all())  # all rows reuse the same number of drafts
         is_new = np.arange(first, count) >= reused.host[:, None]

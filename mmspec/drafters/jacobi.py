@@ -141,11 +141,9 @@ class Jacobi:
 
     @property
     def drafts_ahead(self) -> bool:
-        """See `mmspec.decoding.ahead.DraftsAhead`."""
         return self._kernel is not None and (self._outer_layers is None or self._outer_layers.reads_ahead)
 
     def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, next_draws: WindowRNG) -> Draft | None:
-        """See `mmspec.decoding.ahead.DraftsAhead`."""
         if self._kernel is None:
             return None
         # The kernels read the counts on the device, and do without tokens to reuse where there are none.
@@ -161,7 +159,6 @@ class Jacobi:
         return self._kernel.draft(state, next_draws, verdict.p, tokens, q, verdict.counts)
 
     def before_join(self, other: Jacobi, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         width = max(0 if one._tokens is None else one._tokens.shape[1] for one in (self, other))
         for one, its_state in ((self, state), (other, other_state)):
             tokens, q, one._accepted = one._reusable(width, its_state)

@@ -50,7 +50,6 @@ class LastFeatureRunner:
         self._feature = features[row, last.repeat(len(features) // len(last))]
 
     def before_join(self, other: LastFeatureRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         self._feature, other._feature = self.feature(), other.feature()
 
 

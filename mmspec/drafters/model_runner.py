@@ -46,13 +46,12 @@ class ModelRunner:
         """Does nothing: `root` reads the new tokens from `state`."""
 
     def before_join(self, other: ModelRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         for runner, its_state in ((self, state), (other, other_state)):
             if runner._read is None:
                 runner.root(its_state)
 
     def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
-        """See `mmspec.drafters.draft_runner.SharesUpload`.
+        """What the root needs of the host.
 
         Returns:
             The positions that are read, host int64 [B, n]; the first of each row, [B]; and the place of the root among
@@ -71,7 +70,6 @@ class ModelRunner:
         return [np.minimum(start[:, None] + np.arange(unread), last[:, None]), start, last - start]
 
     def take_arrays(self, arrays: Sequence[Numbers]) -> None:
-        """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
     def root(self, state: BatchState) -> Probs:

@@ -39,7 +39,6 @@ class NeighborDrafter:
         """Does nothing: neighbors are read from the committed tokens."""
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         count, first = draft.tokens.shape[1], int(reused.host.min())
         is_new = np.arange(first, count) >= reused.host[:, None]
         fixed = torch.from_numpy(~is_new).to(state.device)

@@ -64,7 +64,6 @@ class NGramTable:
         return self.best[up, left].long()
 
     def on_host(self, left: NDArray[np.int64], up: NDArray[np.int64], u: NDArray[np.float32]) -> NDArray[np.int64]:
-        """See `mmspec.drafters.token_init.SupportsHost`."""
         return self.best.numpy()[up, left].astype(np.int64)
 
     def candidates(self, left: Tensor, up: Tensor, count: int) -> Tensor:

@@ -105,7 +105,6 @@ class Refresh:
         self._last = None
 
     def before_join(self, other: Refresh, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         if self._weight is None:
             self._weights(len(state.ids), state.device)
             other._weights(len(other_state.ids), state.device)

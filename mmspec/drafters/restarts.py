@@ -92,7 +92,6 @@ class Restarts:
         self._reused = np.zeros(rows, dtype=np.bool_)
 
     def before_join(self, other: Restarts, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         for one, rows in ((self, len(state.ids)), (other, len(other_state.ids))):
             if not len(one._gain):
                 one._begin(rows)

@@ -35,10 +35,8 @@ class RunnerDrafter:
         self._runner.observe(verdict, state)
 
     def host_arrays(self, state: BatchState, count: int, iteration: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """See `mmspec.decoding.drafter.UploadsWithWindow`."""
         return [] if self._shares is None else self._shares.root_arrays(state)
 
     def take_arrays(self, arrays: Sequence[Numbers]) -> None:
-        """See `mmspec.decoding.drafter.UploadsWithWindow`."""
         if self._shares is not None:
             self._shares.take_arrays(arrays)

@@ -40,15 +40,12 @@ def accelerate(
     the logger `mmspec` says why. Tokens of greedy search are those of the untouched object. Samples follow the same
     distribution; seeds are drawn from torch's global generator, so that after `torch.manual_seed` the same call gives
     the same samples, which are not those of the untouched object. Accelerating twice replaces the recipe. Copies and
-    pickles of the object are accelerated too.
+    pickles of the object are accelerated too. `draft_model`, `heads` and `table` are those of `mmspec.generate`.
 
     Args:
         obj: A model or pipeline that is loaded.
         recipe: How to decode, e.g. `"scd:window=32"`; None is the default of the model and its device.
         enabled: False gives the object back as it was.
-        draft_model: As in `mmspec.generate`.
-        heads: As in `mmspec.generate`.
-        table: As in `mmspec.generate`.
         **knobs: Knobs of the recipe, as in `accelerate(model, "scd", window=32)`.
 
     Returns:
@@ -89,7 +86,7 @@ def accelerated(
     """Accelerates an object within a `with` statement, and gives it back as it was before.
 
     Args:
-        obj: As in `accelerate`, as all others.
+        obj: A model or pipeline that is loaded.
         recipe: How to decode.
         draft_model: A smaller model.
         heads: Draft heads.

@@ -48,11 +48,7 @@ class T3Loop(Replacement):
         return self.__wrapped__(*positional, **named)
 
     def _check(self, arguments: dict[str, Any]) -> None:
-        """Checks that the method is the package's own, and that nothing is given that would have no effect.
-
-        Raises:
-            ArgumentError: If it is another method, or a draft model is given.
-        """
+        """Refuses a method that is not the package's own, a draft model, and arguments that would have no effect."""
         if self.settings.draft_model is not None:
             raise ArgumentError("draft_model is not possible: a T3 reads voices of its own")
         if self._previous or not self.__wrapped__.__module__.startswith("chatterbox."):
@@ -66,11 +62,7 @@ class T3Loop(Replacement):
     def _run(
         self, cond: Tensor, uncond: Tensor | None, layout: Layout, settings: CodecLMSettings, before: Tensor
     ) -> Tensor:
-        """The codes of one prompt [T, D], int64 [1, n].
-
-        Raises:
-            ArgumentError: If the recipe needs what a T3 has not.
-        """
+        """The codes of one prompt [T, D], int64 [1, n]."""
         t3, given = self.owner, self.settings
         recipe = choose_recipe(given.recipe, None)
         places = None if t3.speech_pos_emb is None else t3.speech_pos_emb.emb.weight

@@ -85,13 +85,7 @@ class GenerateMethod(Replacement):
         return self.__wrapped__(*positional, **named)
 
     def _decode(self, arguments: dict[str, Any], streamer: HeldStreamer | None) -> Any:
-        """Decodes a call with mmspec.
-
-        Raises:
-            ArgumentError: If an argument is not possible with drafts; and as `call_generate`.
-            PromptError: As `call_generate`.
-            ModelError: As `call_generate`.
-        """
+        """Decodes a call with mmspec."""
         model, settings = self.owner, self.settings
         if self._previous:
             raise ArgumentError("another package has set generate on this object before, which mmspec would pass by")

@@ -89,11 +89,7 @@ def _names(obj: Any) -> Iterator[str]:
 
 
 def _part(obj: Any, name: str, attribute: str) -> Any:
-    """A part of an object.
-
-    Raises:
-        ArgumentError: If the object was loaded without it.
-    """
+    """A part of an object, refused if the object was loaded without it."""
     part = obj
     for each in attribute.split("."):
         part = getattr(part, each, None)

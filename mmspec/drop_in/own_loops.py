@@ -56,7 +56,6 @@ def loop_of(model: Any, arguments: dict[str, Any]) -> tuple[Callable[..., Any], 
     """The method that hands a call on to a `custom_generate`, and its arguments.
 
     Args:
-        model: The model.
         arguments: Those of the model's own `generate`.
 
     Raises:

@@ -35,7 +35,6 @@ def read_weights(file: Path, what: str) -> Any:
     """The content of a `.safetensors` file, which is a dictionary of tensors, or of a pickle of tensors and values.
 
     Args:
-        file: The file.
         what: Its role in errors, such as "checkpoint".
 
     Raises:
@@ -70,7 +69,6 @@ def read_tensors(file: Path, what: str, wrappers: Collection[str] = ()) -> dict[
     """The tensors of a file of weights, by name.
 
     Args:
-        file: The file.
         what: Its role in errors, such as "checkpoint".
         wrappers: Keys under which a pickle may store its tensors, in order of preference.
 
@@ -142,8 +140,6 @@ def check_tensors(what: str, tensors: Mapping[str, Tensor], module: nn.Module) -
 
     Args:
         what: The checkpoint, for the error.
-        tensors: The tensors of the checkpoint.
-        module: The module.
 
     Raises:
         ModelError: If tensors are missing or unknown, have another shape, or are integers instead of floats or the
@@ -178,7 +174,6 @@ def load_tensors(
 
     Args:
         what: The checkpoint, for the error.
-        tensors: The tensors of the checkpoint.
         module: The module, which may be on the meta device.
         device: Where to put them.
         dtype: Their dtype, or "auto" for that of the files.

@@ -51,7 +51,6 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
     `config.json` is that of a one-layer Llama.
 
     Args:
-        folder: The folder.
         embedding: Embedding [V, D] of the target's tokens, for a file without the one of the head.
         merged: How a verifier that also reads text numbers the target's tokens; a head with such a vocabulary is cut
             to them. Requires `embedding`.

@@ -182,8 +182,6 @@ class EagleHead(Head):
     def unroll(self, tokens: Tensor, features: Tensor, depth: int) -> list[Tensor]:
         """Predicted features at each depth of drafts that begin at every slot, for training.
 
-        See `mmspec.heads.attention.unroll`.
-
         Args:
             tokens: Tokens of all slots from the first on, int64 [R, S].
             features: The target's features, [R, S, D].

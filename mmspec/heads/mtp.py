@@ -115,7 +115,7 @@ class MTPHead(Head):
             self.eh_proj.weight[:, self.hidden_size :] += torch.eye(self.hidden_size)
 
     def project(self, tokens: Tensor, features: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, KeysValues]:
-        """See `mmspec.heads.eagle.EagleHead.project`; keys and values have `heads` heads."""
+        """Keys and values have `heads` heads."""
         embeds = norm(self.enorm, self.embed_tokens(tokens))
         x = self.eh_proj(torch.cat([embeds, norm(self.hnorm, features)], dim=-1))
         y = norm(self.input_layernorm, x)
@@ -124,11 +124,9 @@ class MTPHead(Head):
         return x, self.rotary.rotate(q, angles).to(v.dtype), (self.rotary.rotate(k, angles).to(v.dtype), v)
 
     def finish(self, x: Tensor, q: Tensor, cache: KeysValues, bias: Tensor | None) -> Tensor:
-        """See `mmspec.heads.eagle.EagleHead.finish`."""
         return self._finish(x, F.scaled_dot_product_attention(q, *cache, attn_mask=bias, enable_gqa=True))
 
     def unroll(self, tokens: Tensor, features: Tensor, depth: int) -> list[Tensor]:
-        """See `mmspec.heads.eagle.EagleHead.unroll`."""
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         return unroll(lambda features: self.project(tokens, features, slots), self._finish, features, depth)
 

@@ -198,7 +198,6 @@ def write_speculators(
     """Writes a head in the format of `speculators`.
 
     Args:
-        head: The head.
         folder: An existing folder.
         verifier: Path or Hub id of the model that the drafter is for.
         architectures: `architectures` of that model's configuration.

@@ -32,12 +32,8 @@ def call_generate(
 
     Args:
         method: `model.generate`, or `partial(GenerationMixin.generate, model)` for a class with a loop of its own.
-        inputs: As in `model.generate`.
-        streamer: As in `model.generate`; see `mmspec.generate`.
-        assistant_model: As in `model.generate`: another name of `draft_model`.
-        synced_gpus: As in `model.generate`; True is refused.
-        recipe: As in `mmspec.generate`.
-        draft_model: As in `mmspec.generate`.
+        assistant_model: Another name of `draft_model`.
+        synced_gpus: True is refused.
         **arguments: All other arguments of `model.generate` and of `mmspec.generate`.
 
     Raises:

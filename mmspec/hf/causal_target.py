@@ -86,7 +86,6 @@ class CausalTarget:
 
     Args:
         backbone: The model.
-        cond: The conditional prompts.
         uncond: The unconditional prompts, which may have another length; None turns guidance off.
         length: Tokens to generate.
         slack: Slots that a window may extend past the end of the sequence.
@@ -187,7 +186,6 @@ class CausalTarget:
         return type(self._backbone.decoder), len(self._positions), self._added is None
 
     def before_join(self, other: CausalTarget, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         if self._added is not None and other._added is not None:
             longest = max(self._added.shape[1], other._added.shape[1])
             self._added, other._added = extended(self._added, longest), extended(other._added, longest)
@@ -205,7 +203,6 @@ class CausalTarget:
         early_exit: EarlyExit | None = None,
         states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
         embeds = self._with_added(self._backbone.embed(tokens), slots)
         self._cache.at_slots(slots, end)
         mask = self._causal_mask(slots, end, embeds.dtype)
@@ -237,18 +234,15 @@ class CausalTarget:
         self._cache = SlotCache(self.capacity)
 
     def shapes(self) -> tuple[Any, ...]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         assert self._embeds is not None, "before the prefill"
         added = None if self._added is None else self._added.shape
         return self._visible.shape, self._positions.shape, self._embeds.dtype, self._guided, added
 
     def tensors(self) -> list[Tensor]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         added = [] if self._added is None else [self._added, self._first_slots]
         return [self._visible, self._positions, *added, *self._cache.tensors()]
 
     def take_over(self, tensors: list[Tensor]) -> None:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         visible, positions, *stored = tensors
         with torch.inference_mode():  # the tensors were made in it
             self._visible, self._positions = visible.copy_(self._visible), positions.copy_(self._positions)
@@ -318,16 +312,14 @@ class CausalTarget:
         self._collected = tuple(layers)
 
     def layer_features(self) -> Tensor:
-        """See `mmspec.decoding.target.LayerFeatureTarget`; transformers returns the last layer after its norm."""
+        """Transformers returns the last layer after its norm."""
         assert self._layer_features is not None, "no call yet"
         return self._layer_features
 
     def set_layer_features(self, states: Tensor) -> None:
-        """See `mmspec.decoding.cuda_graphs.Capturable`."""
         self._layer_features = states
 
     def reread(self, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit) -> Logits:
-        """See `mmspec.decoding.target.RereadsWindows`."""
         other = copy(self)
         other._cache, other._layer_features = SlotCopies(self._cache), states
         return other.forward(tokens, at, early_exit)
@@ -362,10 +354,7 @@ class CausalTarget:
     def _run(
         self, embeds: Tensor, slots: Tensor, mask: Tensor, early_exit: EarlyExit | None, run: LayerRun | None = None
     ) -> Tensor:
-        """Hidden states [R, W, D] of tokens that have the position ids of `slots`, int64 [R, W].
-
-        Without `run`, what the call collects becomes `layer_features`.
-        """
+        """Hidden states [R, W, D] of tokens in `slots`, int64 [R, W]; sets `layer_features` without `run`."""
         positions = self._positions[:, : len(slots)].gather(2, slots.expand(len(self._positions), -1, -1))
         own = run or LayerRun(early_exit, self._collected, None if early_exit is None else self._layer_features)
         # Only where layers cannot be called otherwise: the model has hooks for it ever after, which rule out graphs.

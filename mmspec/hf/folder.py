@@ -156,11 +156,7 @@ def tokenizer_of(processor: Any, folder: Path, kind: str = "AutoTokenizer") -> A
 
 
 def _read(kind: str, where: str | Path) -> Any:
-    """What an auto class of transformers reads.
-
-    Raises:
-        ArgumentError: If it cannot be loaded.
-    """
+    """What an auto class of transformers reads."""
     if isdir(where):
         check_files(Path(where), f"processor={str(where)!r}")
         check_processor(Path(where))

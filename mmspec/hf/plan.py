@@ -74,7 +74,6 @@ class Plan:
 
     Attributes:
         backbone: The parts of the model; see `mmspec.hf.causal_target.CausalTarget`.
-        cond: The conditional prompts.
         uncond: The unconditional prompts; None without guidance.
         length: Tokens to generate; see `mmspec.decoding.layout.Layout`.
         width: Tokens per line of the image, or None; see `mmspec.decoding.layout.Layout`.
@@ -158,7 +157,6 @@ def shared_vocabulary_plan(model: Any, decoder: Any, embed: Any, head: Any, requ
     Only the logits from the lowest to the highest allowed id are computed, unless a logits processor needs all.
 
     Args:
-        decoder: See `mmspec.hf.causal_target.Backbone`.
         embed: Ids int64 [B, T] to embeddings.
         head: Hidden states to logits over all ids; a linear layer.
     """

@@ -48,7 +48,6 @@ class SlotLayer(CacheLayerMixin):
         return self._window.write(self.keys, key_states), self._window.write(self.values, value_states)
 
     def after_join(self, other: SlotLayer) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         self._capacity = self.keys.shape[2]
 
     def move(self, source: Tensor, target: Tensor) -> None:

@@ -88,7 +88,6 @@ def one_format(files: Sequence[str], named: str | None = None, preferred: Sequen
     """The files of one folder without the weights that hold the same in another format or precision.
 
     Args:
-        files: The files.
         named: The file of weights, or their index, that the config names beside those of another library; or None.
         preferred: Keys of `MARKED` that come before the others.
     """

@@ -50,7 +50,7 @@ class MaskedProcess(Protocol):
         ...
 
     def advance(self, rows: Ints, states: Tensor, logits: Tensor, steps: Ints) -> Tensor:
-        """The next states int64 [R, N]; the random numbers depend on row and step alone. See `logits`."""
+        """The next states int64 [R, N]; the random numbers depend on row and step alone."""
         ...
 
     def missing(self, states: Tensor) -> Tensor:

@@ -60,14 +60,7 @@ class _Ahead:
     draft: Draft
 
     def fits(self, state: BatchState, count: int, draws: WindowRNG, bonus: Callable[[], NDArray[np.int64]]) -> bool:
-        """Whether it is what would be drafted now in every running row.
-
-        Args:
-            state: The batch.
-            count: Draft tokens per row.
-            draws: The random numbers of the window.
-            bonus: Returns the last token of the window before it, host int64 [B].
-        """
+        """Whether it is what would be drafted now in every running row; `bonus` is the last token before it, [B]."""
         rows = state.running()
         if count > self.draft.tokens.shape[1] or len(state.ids) != len(self.length):
             return False
@@ -107,7 +100,7 @@ class PearlDrafter:
         self._inner.observe(verdict, state, draws)
 
     def before_move(self) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`: what was drafted ahead is for other rows."""
+        """What was drafted ahead is for other rows."""
         self._wait()
         self._ahead = None
 
@@ -116,7 +109,6 @@ class PearlDrafter:
         return _numbers_ahead(state, count, iteration) if _has_room(state, count) else []
 
     def take_arrays(self, arrays: Sequence[Numbers]) -> None:
-        """See `mmspec.decoding.drafter.UploadsWithWindow`."""
         self._arrays = arrays
 
     def _bonus(self) -> NDArray[np.int64]:
@@ -150,15 +142,15 @@ class PearlDrafter:
         return draft
 
     def _draft_ahead(self, window: Tensor, u: Tensor, rng: CounterRNG, numbers: Sequence[Numbers]) -> _Ahead:
-        """Goes on after a window.
-
-        Args:
-            window: int64 [B, 1 + m], the last token and the drafts.
-            u: float32 [B, 1], the random number that the token after it will be sampled with.
-            rng: The random numbers of the rows.
-            numbers: Positions, [B, n]: of the last drafts, with the token before; of the guess; of the last
-                draft and the guess; of the next window; and the iterations of its random numbers.
-        """
+        """Goes on after a window int64 [B, 1 + m]; u float32 [B, 1] is the number of the token after it."""
+        # `numbers` are positions [B, n]: of the last drafts, with the token before; of the guess; of the last draft and
+        # the guess; of the next window; and the iterations of its random numbers.
+        # `numbers` are positions [B, n]: of the last drafts, with the token before; of the guess; of the last draft and
+        # the guess; of the next window; and the iterations of its random numbers.
+        # `numbers` are positions [B, n]: of the last drafts, with the token before; of the guess; of the last draft and
+        # the guess; of the next window; and the iterations of its random numbers.
+        # `numbers` are positions [B, n]: of the last drafts, with the token before; of the guess; of the last draft and
+        # the guess; of the next window; and the iterations of its random numbers.
         drafts, here, newest, positions, iterations = numbers
         guess = self._inner.sample_after(window[:, -2:], drafts, here, u)
         tokens, last = torch.cat([window[:, -1:], guess], dim=1), Numbers(np.ones(len(window), dtype=np.int64))

@@ -19,12 +19,7 @@ _NAME = re.compile(r"\w[\w.@-]*")
 
 @dataclass(eq=False, repr=False)
 class Registration:
-    """A registered name; as a context manager it is undone at the end of the block.
-
-    Attributes:
-        kind: See `register`.
-        name: The name.
-    """
+    """A registered name; as a context manager it is undone at the end of the block."""
 
     kind: Kind
     name: str

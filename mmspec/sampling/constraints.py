@@ -88,7 +88,6 @@ class Constraint:
         Args:
             other: Of the new rows; row i of it becomes row `row_ids[i]`, or is appended.
             batch_size: Rows of this batch.
-            row_ids: See `mmspec.decoding.rows.join_rows`.
         """
         same = torch.equal(self.allowed, other.allowed)
         if same and self.batch_size is None and other.batch_size is None and torch.equal(self.kind, other.kind):

@@ -34,8 +34,6 @@ def couple_maximally(p: Tensor, verdict: Verdict, accept_u: Tensor, resample_u: 
     """Keeps the draft of every reused slot with probability min(1, p / q), and samples the others from the residual.
 
     Args:
-        p: As in `couple_fresh`.
-        verdict: See there.
         accept_u: float32 [B, W] in [0, 1), the random numbers of the tests.
         resample_u: float32 [B, W] in [0, 1).
 
@@ -58,7 +56,6 @@ def couple_by_noise(p: Tensor, rng: CounterRNG, positions: NDArray[np.int64]) ->
     """Samples every slot by the Gumbel-max trick with noise that is fixed per position.
 
     Args:
-        p: As in `couple_fresh`.
         rng: The random numbers of the rows.
         positions: Host int64 [B, W].
 

@@ -77,7 +77,6 @@ class TorchOps:
         return rejection.sample(dense(q), u)
 
     def sample_columns(self, p: Probs, rng: WindowRNG) -> Tensor:
-        """See `mmspec.sampling.multi_codebook.sample_columns`."""
         return multi_codebook.sample_columns(dense(p), rng)
 
     def sample_ahead(self, p: Probs, u: Tensor) -> PendingTokens | None:
@@ -85,7 +84,6 @@ class TorchOps:
         return None
 
     def verify(self, p: Probs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
-        """See `mmspec.sampling.rejection.verify`."""
         return rejection.verify(dense(p), draft, rule, accept_u, resample_u)
 
     def verify_ahead(
@@ -97,7 +95,6 @@ class TorchOps:
     def verify_columns(
         self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG, cells: ForcedCells | None
     ) -> Verdict:
-        """See `mmspec.sampling.multi_codebook.verify_columns`."""
         return multi_codebook.verify_columns(dense(p), draft, rule, rng, cells)
 
     def verify_columns_ahead(self, p: Probs, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
@@ -107,35 +104,28 @@ class TorchOps:
     def verify_tree(
         self, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
     ) -> TreeVerdict:
-        """See `mmspec.sampling.tree_rejection.verify_tree`."""
         return tree_rejection.verify_tree(dense(p), draft, rule, accept_u, resample_u)
 
     def verify_drafts(
         self, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
     ) -> TreeVerdict:
-        """See `mmspec.sampling.k_seq.verify_drafts`."""
         from mmspec.sampling import k_seq
 
         return k_seq.verify_drafts(dense(p), draft, rule, accept_u, resample_u)
 
     def couple_fresh(self, p: Probs, verdict: Verdict, resample_u: Tensor) -> Tensor:
-        """See `mmspec.sampling.coupling.couple_fresh`."""
         return coupling.couple_fresh(dense(p), verdict, resample_u)
 
     def couple_maximally(self, p: Probs, verdict: Verdict, accept_u: Tensor, resample_u: Tensor) -> Tensor:
-        """See `mmspec.sampling.coupling.couple_maximally`."""
         return coupling.couple_maximally(dense(p), verdict, accept_u, resample_u)
 
     def couple_by_noise(self, p: Probs, rng: CounterRNG, positions: Numbers) -> Tensor:
-        """See `mmspec.sampling.coupling.couple_by_noise`."""
         return coupling.couple_by_noise(dense(p), rng, positions.host)
 
     def couple_columns(self, p: Probs, draft: Draft, rng: WindowRNG, accepted: Numbers | None = None) -> Tensor:
-        """See `mmspec.sampling.multi_codebook.couple_columns`."""
         return multi_codebook.couple_columns(dense(p), draft, rng, None if accepted is None else accepted.host)
 
     def couple_columns_by_noise(self, p: Probs, rng: CounterRNG, positions: Numbers) -> Tensor:
-        """See `mmspec.sampling.coupling.couple_columns_by_noise`."""
         return coupling.couple_columns_by_noise(dense(p), rng, positions.host)
 
     def check(self, p: Probs, tokens: Tensor) -> Tensor:
@@ -151,17 +141,14 @@ class TorchOps:
         return p
 
     def log_probs(self, p: Probs, more: int = 0) -> Tensor:
-        """See `mmspec.sampling.rejection.log_probs`."""
         return rejection.log_probs(dense(p), more)
 
     def point_mass(
         self, q: Probs, tokens: Tensor, first: int, new: NDArray[np.bool_] | Tensor, inplace: bool = False
     ) -> Probs:
-        """See `mmspec.sampling.rejection.point_mass`."""
         return rejection.point_mass(dense(q), tokens, first, new, inplace)
 
     def one_hot(self, like: Probs, tokens: Tensor) -> Probs:
-        """See `mmspec.sampling.rejection.one_hot`."""
         return rejection.one_hot(dense(like), tokens)
 
     def cat(self, probs: Sequence[Probs]) -> Probs:

@@ -152,7 +152,6 @@ def one_hot(like: Tensor, tokens: Tensor) -> Tensor:
 
     Args:
         like: Distributions [..., V], of the same kind and device.
-        tokens: The tokens.
     """
     return like.new_zeros(*tokens.shape, like.shape[-1]).scatter_(-1, tokens[..., None], 1.0)
 
@@ -203,11 +202,15 @@ def sample_many(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> T
 
 
 def _by_groups(weights: Tensor) -> Tensor:
-    """The running sum of `weights` [..., V] at the end of every group of adjacent tokens, `widest` [..., groups].
-
-    In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
-    of a sample.
-    """
+    """The running sum of `weights` [..., V] at the end of every group of adjacent tokens, `widest` [..., groups]."""
+    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
+    # of a sample.
+    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
+    # of a sample.
+    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
+    # of a sample.
+    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
+    # of a sample.
     if weights.shape[-1] <= _SMALL:
         return weights.cumsum(-1, dtype=widest(weights.device))
     whole = weights.shape[-1] // _GROUP * _GROUP
@@ -223,7 +226,6 @@ def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: 
     Args:
         p: float32 [B, m + 1, V], the target distribution at every slot.
         draft: m draft tokens (m may be 0).
-        rule: The acceptance rule.
         accept_u: float32 [B, m + 1] in [0, 1), the uniform random numbers of the tests.
         resample_u: float32 [B, m + 1] in [0, 1), those of the resampled tokens. All numbers are independent of each
             other and of the draft.

@@ -83,7 +83,6 @@ class CounterRNG:
         self.after_move()
 
     def after_move(self) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         self._keys = round_keys(self.seeds)
         self._device_seeds: Tensor | None = None
 

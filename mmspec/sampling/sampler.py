@@ -114,14 +114,12 @@ class TokenSampler:
         return other
 
     def after_join(self, other: TokenSampler) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         for name in _ANY:
             setattr(self, name, getattr(self, name) or getattr(other, name))
         self._all_greedy = self._all_greedy and other._all_greedy
         self._max_k = max(self._max_k, other._max_k)
 
     def after_move(self) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         self._by_width = {}
 
     def sample(self, p: Probs, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:

@@ -202,7 +202,6 @@ class TreeDraws:
     """The positions and the random numbers of a tree in a batch.
 
     Args:
-        tree: The tree.
         draws: The random numbers of the depths, at the D + 1 positions from that of the nodes of depth 1 on.
         after: [B, 1 + m], the position after each entry.
         at: [B, m], the position of each node.

@@ -41,15 +41,11 @@ def _is_dropped(ordered: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _dropped(p: NDArray[np.float32], top_p: Tensor) -> NDArray[np.bool_]:
-    """Which tokens of distributions are dropped, bool [R, V], the same as by `_is_dropped`.
-
-    The nucleus is found by the values of its tokens, of which only the largest are sorted: a sort of a whole
-    vocabulary with its ids takes about eight times as long.
-
-    Args:
-        p: [R, V].
-        top_p: float32 [R, 1].
-    """
+    """Which tokens of p [R, V] are dropped by top_p [R, 1], bool [R, V], the same as by `_is_dropped`."""
+    # Only the largest values are sorted: a sort of a whole vocabulary with its ids takes about eight times as long.
+    # Only the largest values are sorted: a sort of a whole vocabulary with its ids takes about eight times as long.
+    # Only the largest values are sorted: a sort of a whole vocabulary with its ids takes about eight times as long.
+    # Only the largest values are sorted: a sort of a whole vocabulary with its ids takes about eight times as long.
     vocab = p.shape[1]
     if vocab <= _PRESELECTED:
         return _beyond_nucleus(p, np.sort(p, axis=-1), top_p)
@@ -72,13 +68,7 @@ def _before_last(ascending: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _beyond_nucleus(p: NDArray[np.float32], largest: NDArray[np.float32], top_p: Tensor) -> NDArray[np.bool_]:
-    """Which tokens are dropped, bool [R, V].
-
-    Args:
-        p: [R, V].
-        largest: The largest values of each row in ascending order, at least those of the nucleus and one more, or all.
-        top_p: float32 [R, 1].
-    """
+    """Which tokens are dropped, bool [R, V]; `largest` has at least a row's nucleus, ascending, and one more."""
     ordered = torch.from_numpy(largest[:, ::-1].copy())
     is_dropped = _is_dropped(ordered, top_p).numpy()
     count = (~is_dropped).sum(-1, keepdims=True)  # tokens in the nucleus, at least one

@@ -16,7 +16,6 @@ class Accounting:
 
     Args:
         metrics: Of the server.
-        model: The name of the model.
         kind: "image" or "audio", the kind of the tokens.
     """
 

@@ -34,7 +34,6 @@ class ActiveRequest:
 
     Args:
         metrics: Of the server.
-        model: The name of the model.
         kind: "image" or "audio".
         fields: The parameters of such requests.
         ended: Called once, when the request has ended.

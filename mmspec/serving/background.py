@@ -17,9 +17,6 @@ STOP_SECONDS = 30.0
 def in_background(application: Application) -> Iterator[tuple[str, DrainingServer]]:
     """Runs a server inside the context, as `mmspec serve` does but for signals.
 
-    Args:
-        application: The application.
-
     Yields:
         Its URL, and the server.
 

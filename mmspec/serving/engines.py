@@ -16,7 +16,6 @@ def new_engine(pipe: Any, recipe: str, max_rows: int, max_waiting: int) -> Runni
     """The engine of a pipeline.
 
     Args:
-        pipe: The pipeline.
         recipe: The recipe of most requests.
         max_rows: Rows that are decoded at the same time.
         max_waiting: Requests that may wait.

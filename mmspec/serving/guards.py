@@ -106,11 +106,7 @@ class Guards:
             answer.log()
 
     def _check(self, scope: Scope) -> None:
-        """Checks the header of a request.
-
-        Raises:
-            ApiError: If the request is refused.
-        """
+        """Checks the header of a request."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         path, settings = scope["path"], self._settings
         if b"content-length" in headers and b"transfer-encoding" in headers:

@@ -31,7 +31,6 @@ class ServedModel:
 
     Attributes:
         name: Its name in requests.
-        pipe: The pipeline.
         recipe: The recipe of requests that name none.
         engine: Decodes requests.
         created: When the model was loaded, in seconds of the epoch.

@@ -34,7 +34,7 @@ class Raster:
 
     @property
     def size(self) -> str:
-        """As in OpenAI's API."""
+        """Width and height as OpenAI's API writes them."""
         return f"{self.width}x{self.height}"
 
 
@@ -71,7 +71,6 @@ def raster_of(pipe: Any, size: tuple[int, int] | None = None) -> Raster:
     """The grid of a pipeline's images.
 
     Args:
-        pipe: The pipeline.
         size: Height and width in pixels; None is the model's default, for which an image without codes is decoded.
 
     Raises:
@@ -102,7 +101,6 @@ def encoded_image(
     """An image of the codes so far, in base64.
 
     Args:
-        pipe: The pipeline.
         codes: int64 [n] in raster order, blocks int64 [n, K], or latents [n, D]; the pixels of missing ones are grey.
         size: Height and width in pixels, if the request sets them.
         format: A key of `MEDIA_TYPES`.

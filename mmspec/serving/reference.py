@@ -72,11 +72,7 @@ def _read(path: Path) -> tuple[NDArray[np.float32], int]:
 
 
 def _local_file(url: str, folder: Path | None) -> Path:
-    """The file of a `file:` URL, links followed.
-
-    Raises:
-        ApiError: If it is not in the folder; whether it exists elsewhere is not told.
-    """
+    """The file of a `file:` URL in the folder, links followed; whether it exists elsewhere is not told."""
     if folder is None:
         raise ApiError(
             403, "ref_audio: files are not allowed by this server (--allowed-local-media-path)", "not_allowed",

@@ -68,11 +68,7 @@ class SpeechJob:
         self.seed = secrets.randbits(62) if request.seed is None else request.seed
 
     def _voice_of(self, name: str | None) -> str | None:
-        """The voice of a name, None for the model's first.
-
-        Raises:
-            ApiError: If there is none.
-        """
+        """The voice of a name, None for the model's first."""
         own, others = self.model.voices, self.settings.voices
         if name in own:
             return name
@@ -190,11 +186,7 @@ class SpeechJob:
 
 
 def _with_voice(pipe: Any, reference: Reference) -> Any:
-    """The pipeline with reference audio.
-
-    Raises:
-        ApiError: If the model cannot follow it.
-    """
+    """The pipeline with reference audio."""
     try:
         return pipe.with_reference_audio(*reference)
     except ArgumentError as error:

@@ -56,7 +56,6 @@ def check_columns(
     in total variation is found in more than 99 of 100 runs.
 
     Args:
-        recipe: The recipe.
         sampling: Sampling parameters of every row.
         samples: Number of rows.
         seed: Seed of the toy and of the rows.

@@ -193,7 +193,6 @@ def check(
     The reference uses the same `TokenSampler` as the loop; the sampler itself is tested separately.
 
     Args:
-        recipe: The recipe.
         sampling: Sampling parameters of every row.
         samples: Number of rows.
         seed: Seed of the toy and of the rows.

@@ -59,7 +59,6 @@ def tv_limit(joint: Tensor, samples: int, false_alarm: float = FALSE_ALARM) -> f
 
     Args:
         joint: Probabilities of all sequences, float64 [S].
-        samples: Number of samples.
         false_alarm: The probability.
     """
     mean = joint[joint > 0] / joint.sum() * samples
@@ -73,11 +72,19 @@ def tv_limit(joint: Tensor, samples: int, false_alarm: float = FALSE_ALARM) -> f
 
 
 def _cumulants(mean: Tensor, samples: int, tilts: Tensor) -> Tensor:
-    """log E exp(tilt * sum of |count - mean|), float64 [T], of multinomial counts with these means, float64 [S].
-
-    A multinomial distribution is that of independent Poisson counts, given their sum. The weighted distributions of the
-    counts are convolved by FFT, over as many values around the means as matter; what wraps around only adds to it.
-    """
+    """log E exp(tilt * sum of |count - mean|), float64 [T], of multinomial counts with these means, float64 [S]."""
+    # A multinomial distribution is that of independent Poisson counts, given their sum. The weighted distributions of
+    # the counts are convolved by FFT, over as many values around the means as matter; what wraps around only adds to
+    # it.
+    # A multinomial distribution is that of independent Poisson counts, given their sum. The weighted distributions of
+    # the counts are convolved by FFT, over as many values around the means as matter; what wraps around only adds to
+    # it.
+    # A multinomial distribution is that of independent Poisson counts, given their sum. The weighted distributions of
+    # the counts are convolved by FFT, over as many values around the means as matter; what wraps around only adds to
+    # it.
+    # A multinomial distribution is that of independent Poisson counts, given their sum. The weighted distributions of
+    # the counts are convolved by FFT, over as many values around the means as matter; what wraps around only adds to
+    # it.
     size = 2 ** math.ceil(math.log2(26 * math.sqrt(samples) + 64))
     offset = torch.arange(size, dtype=torch.float64)
     offset = torch.where(offset < size // 2, offset, offset - size)
@@ -106,7 +113,6 @@ def mean_limits(joint: Tensor, score: Tensor, samples: int, false_alarm: float =
     Args:
         joint: Probabilities of all sequences, float64 [S].
         score: A number for each sequence, float64 [S].
-        samples: Number of samples.
         false_alarm: The probability of either side.
 
     Returns:

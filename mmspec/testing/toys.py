@@ -128,7 +128,7 @@ class ToyTarget:
         return spread_layers(LAYERS)
 
     def collect_layers(self, layers: Sequence[int]) -> None:
-        """See `mmspec.decoding.target.LayerFeatureTarget`; the layers are 1 to `LAYERS`."""
+        """The layers are 1 to `LAYERS`."""
         self._collected = tuple(layers)
 
     def layer_features(self) -> Tensor:

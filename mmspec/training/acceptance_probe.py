@@ -69,7 +69,6 @@ class AcceptanceProbe:
 
     @property
     def verify(self) -> TreeVerification:
-        """See `mmspec.decoding.trees.TreeDrafter`."""
         verification: TreeVerification = self._drafter.verify
         return verification
 

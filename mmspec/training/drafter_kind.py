@@ -23,7 +23,6 @@ class Batch:
     Attributes:
         prepared: The prompts.
         teacher: The tokens, and what the target says about them: a `TeacherOutput`, or what the kind's `teach` returns.
-        settings: The settings of the training.
         generator: Chooses the parts of the sequences that a block head, a grid head or prompt tokens are trained on.
         reference: The reference of a small model; see `mmspec.training.objectives.improvable`.
     """
@@ -40,7 +39,6 @@ class HeadSizes:
     """The sizes of a new head.
 
     Attributes:
-        target: The target.
         layout: Layout of its sequences.
         dim: Width of its features.
         intermediate_size: Width of the head's MLP.

@@ -127,7 +127,6 @@ def teacher_features(target: FeatureTarget, tokens: Tensor, layers: Sequence[int
     Args:
         target: The target, before its prefill.
         tokens: Sequences of the target.
-        layers: See `mmspec.decoding.target.LayerFeatureTarget.collect_layers`.
 
     Returns:
         [R, N, (1 + layers) * D].
@@ -262,7 +261,6 @@ def draft_model_loss(
     """The mean loss of a small draft model, which runs without guidance.
 
     Args:
-        model: The model.
         prepared: The prompts.
         teacher: The target on its sequences.
         loss: The loss of a position.

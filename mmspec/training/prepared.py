@@ -52,7 +52,6 @@ class TrainablePipeline(Protocol):
         """Prepares prompts for decoding.
 
         Args:
-            prompts: The prompts.
             slack: Number of tokens by which windows may reach past the end of a sequence.
             temperature: The temperature of the target; None for the pipeline's default.
             guidance_scale: The guidance of the target; None for the pipeline's default.

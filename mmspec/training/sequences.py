@@ -118,7 +118,6 @@ def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings, pipe
     Args:
         drafter: The folder of the other drafter, with `work`.
         folder: Folder of the sequences.
-        settings: The settings of the training.
         pipe: The pipeline of the model.
 
     Raises:
@@ -169,7 +168,6 @@ def write_sequences(
 
     Args:
         prepare: Prepares prompts for the target.
-        prompts: The prompts.
         count: Number of sequences of all ranks together.
         seed: Seed of the first sequence.
         folder: Folder of the chunks; each is written atomically.

@@ -250,10 +250,7 @@ class Trainer:
         return float(flat[-1])
 
     def _evaluate(self, on_point: Callable[[CurvePoint], None] | None) -> None:
-        """Adds a point to the curve, and keeps the drafter if it is the best so far.
-
-        All processes compute the same, so that none waits for another.
-        """
+        """Adds a point to the curve, and keeps the drafter if it is the best so far; equal in all processes."""
         measured = evaluate_drafter(self.pipe, self.model, self.settings)
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         self._losses = []
@@ -280,11 +277,7 @@ class Trainer:
             torch.save(state, partial)
 
     def _load_checkpoint(self) -> dict[str, Any] | None:
-        """The checkpoint of an earlier run, or None.
-
-        Raises:
-            ArgumentError: If the checkpoint is unreadable or belongs to a training with other settings.
-        """
+        """The checkpoint of an earlier run, or None; one of other settings is refused."""
         if not self._checkpoint.is_file():
             return None
         file = f"'{self._checkpoint}'"

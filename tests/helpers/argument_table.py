@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
+import textwrap
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,37 +287,82 @@ INTRODUCTION = """# Arguments of `generate`
 <!-- Written by tests/helpers/argument_table.py; do not edit. -->
 
 Every argument of transformers' `model.generate(..., custom_generate=mmspec.generate)`, as tried on a tiny Llama with
-transformers {releases}. *As transformers* means: greedy tokens, or samples from a single allowed id, equal those of
-the model's own `generate` with the same argument. *Refused* is one line, before any work. `mmspec.generate` itself
-takes `recipe`, `seed`, `draft_model`, `table`, `heads`, `on_step`, `on_stats`, `measure_entropy` and `token_streamer`.
+transformers {releases}. `mmspec.generate` also takes `recipe`, `seed`, `draft_model`, `table`, `heads`, `on_step`,
+`on_stats`, `measure_entropy` and `token_streamer`.
 
-transformers does not hand `streamer`, `assistant_model` and `synced_gpus` to a callable, so that beside
-`custom_generate=mmspec.generate` they have no effect, and a streamer is given no more than the prompt: use
-`token_streamer` and `draft_model`. `mmspec.hf.call.call_generate(model.generate, ...)` takes them by their names, as
-tried below, and so does the repository in examples/hub. It also refuses every input of the model that mmspec does not
-read; beside `custom_generate`, one that says no more than a flag, a mask or positions is ignored, as transformers
-prepares such inputs itself.
+- transformers does not hand `streamer`, `assistant_model` and `synced_gpus` to a callable. Use `token_streamer` and
+  `draft_model`, or `mmspec.hf.call.call_generate(model.generate, ...)`, which takes all by their names, as tried below;
+  so do `mmspec.accelerate` and the repository in examples/hub.
+- `call_generate` refuses every input of the model that mmspec does not read. Beside `custom_generate`, a flag, a mask
+  or positions are ignored, as transformers prepares them itself.
+- Models whose tokens are not single ids (MusicGen, Dia, Higgs Audio, CSM, Moshi) refuse more: `streamer`,
+  `stopping_criteria`, and logits processors that depend on the prefix.
+- `cache_implementation="offloaded"` and `"quantized"` are refused. With `"paged"` transformers generates by continuous
+  batching and ignores `custom_generate`.
 
-Models whose tokens are not single ids (MusicGen, Dia, Higgs Audio, CSM, Moshi) refuse more: `streamer`,
-`stopping_criteria`, and logits processors that depend on the prefix. `cache_implementation="offloaded"` and
-`"quantized"` are refused; with `"paged"` transformers generates by continuous batching and ignores `custom_generate`.
-
-| argument | tried | result |
-| --- | --- | --- |
 """
+
+SECTIONS = """## As transformers
+
+Greedy tokens, or samples from a single allowed id, equal those of the model's own `generate` with the same argument.
+
+{plain}
+
+These too, with a remark:
+
+| arguments | remark |
+| --- | --- |
+{remarked}
+## Refused
+
+One line, before any work:
+
+| argument | reason |
+| --- | --- |
+{refused}
+## Refused by transformers
+
+| argument | tried | remark |
+| --- | --- | --- |
+{theirs}"""
 
 
 def document(found: list[tuple[str, Case, str, str]]) -> str:
     """The page docs/arguments.md."""
-    lines = []
-    for name, case, outcome, message in found:
+    theirs = ""
+    remarks: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
+    names = [("cache" if name == RELEASE else name, case, outcome, message) for name, case, outcome, message in found]
+    for name, case, outcome, message in names:
         shown = f"`{case.value!r}`" if case.shown is None else case.shown
-        result = outcome + (f": {message}" if message else "") + (f"; {case.note}" if case.note else "")
-        name = "cache" if name == RELEASE else name
-        lines.append(
-            f"| `{name}` | {shown} | {result} |".replace("|", "\\|").replace("\\| ", "| ").replace(" \\|", " |")
-        )
-    return INTRODUCTION.format(releases=tested_range("transformers")) + "\n".join(lines) + "\n"
+        row = f"| `{name}` | {shown} | {case.note} |\n".replace("|  |", "| |")
+        if outcome == OWN:
+            tried = f"`{name}={case.value!r}`" if case.shown is None else f"`{name}`: {case.shown}"
+            reasons.setdefault(reason_of(message), []).append(tried)
+        elif outcome != SAME:
+            theirs += row
+        elif case.note:
+            remarks.setdefault(case.note, []).append(f"`{name}`")
+    same = [f"`{name}`" for name, case, outcome, _ in names if outcome == SAME and not case.note]
+    plain = ", ".join(dict.fromkeys(same))
+    remarked, refused = (
+        "".join(f"| {', '.join(first)} | {then} |\n" for then, first in rows.items()) for rows in (remarks, reasons)
+    )
+    sections = SECTIONS.format(
+        plain="\n".join(textwrap.wrap(plain, 118, break_on_hyphens=False)),
+        remarked=remarked,
+        refused=refused,
+        theirs=theirs,
+    )
+    return INTRODUCTION.format(releases=tested_range("transformers")) + sections
+
+
+def reason_of(message: str) -> str:
+    """What an error of mmspec says after the name and the value."""
+    processor = re.sub(
+        r"^logits_processor has \w+, which is (not supported with drafts); .*", r"its logits processor is \1", message
+    )
+    return re.sub(r"^.*? is not supported; ", "", processor)
 
 
 if __name__ == "__main__":

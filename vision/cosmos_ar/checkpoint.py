@@ -120,7 +120,7 @@ def from_checkpoints(
         path: `model.pt`, or the folder with it.
         tokenizer: The folder of the video tokenizer, with `encoder.jit` and `decoder.jit`; without it a call takes and
             returns tokens only.
-        config: See `load_cosmos_ar`; and `draft_model`, the file or folder of a smaller model of the same videos.
+        config: Options of `load_cosmos_ar`, and `draft_model`, a file or folder of a smaller model of the same videos.
         device: Where to put the pipeline.
         dtype: The type of the transformer's weights, or "auto" for that of the file.
 

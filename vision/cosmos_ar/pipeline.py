@@ -311,14 +311,7 @@ class CosmosPipeline(FolderPipeline):
     def _ready(
         self, given: Tensor, context: Tensor | None, samplings: Sequence[SamplingParams], slack: int
     ) -> PreparedRows:
-        """A batch of videos.
-
-        Args:
-            given: Codes of the given frames, int64 [B, n * h * w].
-            context: Features of the texts [B, S, C]; None for models without one.
-            samplings: Sampling parameters of each row.
-            slack: Tokens that a window may extend past the end of a video.
-        """
+        """A batch of videos: given codes, int64 [B, n * h * w], and features of the texts [B, S, C] or None."""
         _, height, width = self.transformer.shape
         layout = Layout(length=self._total - given.shape[1], width=width)
         mark = given.new_full((len(given), self.transformer.marks), int(self.transformer.config["vocab_size"]))
@@ -345,11 +338,7 @@ class CosmosPipeline(FolderPipeline):
             )
 
     def _given(self, video: Any, tokens: Tensor | None, count: Any) -> Tensor:
-        """The codes of the given frames, int64 [B, n * h * w].
-
-        Raises:
-            ArgumentError: If there are none, or not in a form that is allowed.
-        """
+        """The codes of the given frames, int64 [B, n * h * w]."""
         frames, height, width = self.transformer.shape
         if (video is None) == (tokens is None):
             raise ArgumentError("video and tokens: give one of them, the frames that the video begins with")
@@ -398,12 +387,7 @@ class CosmosPipeline(FolderPipeline):
         return codes.flatten(1).to(self.transformer.device)
 
     def _context(self, prompt: Any, embeds: Tensor | None, videos: int) -> Tensor | None:
-        """Features of the texts [B, S, C], one per video; None for models without one.
-
-        Raises:
-            PromptError: If the model has a text and none is given, or one is empty.
-            ArgumentError: If the model has no text, or the encoder is missing or another one.
-        """
+        """Features of the texts [B, S, C], one per video; None for models without one."""
         features = self.transformer.config["context_dim"]
         if features is None:
             for name, value in (("prompt", prompt), ("prompt_embeds", embeds)):

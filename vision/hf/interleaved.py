@@ -114,7 +114,6 @@ class _Row:
         state: What comes next: "text", "size", "image" or "done".
         begun: Where the latest text begins in `ids`.
         segment: How many times the model was called for it, which its seeds depend on.
-        truncated: See `InterleavedOutput`.
     """
 
     ids: list[int]

@@ -52,7 +52,6 @@ def load_renamed(
 
     Args:
         kind: The class of the model.
-        config: Its configuration.
         tensors: Under the names of the model.
         what: The model, for the error.
         device: Where to put it.

@@ -300,12 +300,7 @@ class TransformersPipeline(StreamsImages, FolderPipeline):
         return self._request(image, self._image_job(image), sampling, seed, output_type)
 
     def _image_job(self, request: ImageRequest) -> DecodingJob:
-        """A request as its adapter reads it.
-
-        Raises:
-            PromptError: If the model does not accept a prompt, or it is too long.
-            ArgumentError: If the model does not support an option of the request.
-        """
+        """A request as its adapter reads it."""
         adapter, prompts = self._adapter(), list(dict.fromkeys(request.prompts))
         with processor_errors("prompt", prompts[0] if len(prompts) == 1 else prompts):
             job = adapter.job(request)
@@ -378,12 +373,7 @@ class TransformersPipeline(StreamsImages, FolderPipeline):
         return image_adapter_of(self.model, Components(self.processor, self.vqvae, self.config.layout))
 
     def _generate_job(self, request: ImageRequest, sampling: SamplingParams) -> GenerateJob:
-        """A request as the loop decodes it.
-
-        Raises:
-            PromptError: If the model does not accept a prompt, or it is too long.
-            ArgumentError: If the model does not support an option of the request.
-        """
+        """A request as the loop decodes it."""
         image_job = self._image_job(request)
         device = input_device(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in image_job.arguments.items()}

@@ -98,7 +98,7 @@ def decode_bits(
         large: The model.
         texts: Features [T_row, C] of a text each, of the model's encoder (Flan-T5-XL).
         sizes: Height and width of each map, such as `(n, n)` for the first 7 of `SQUARE`.
-        seeds: As in a call of a pipeline: one, or one per row. A row's bits depend on its own seed and text.
+        seeds: One, or one per row. A row's bits depend on its own seed and text.
         meter: Counts calls, tokens and seconds; calls of the small model are not counted.
         sampling: Temperature and top-p of a bit.
         scale: The guidance scale; 1 and below is off.

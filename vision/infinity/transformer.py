@@ -241,7 +241,6 @@ class InfinityTransformer(ModelMixin, ConfigMixin):
             read: Of `read_texts`.
             maps: The inputs of maps `first` and the following, [R, h * w, d] each; that of map 0 is ignored.
             sizes: Height and width of all maps.
-            extent: See `rotary`.
             first: The first map.
             cache: One per layer, with the maps before `first`; [] before map 0.
 

@@ -126,8 +126,8 @@ def pad_left(embeds: Tensor, mask: Tensor) -> Condition:
 def from_prompts(prompts: Sequence[Any], gpt: LlamaGenTransformer, encoder: Any, tokenizer: Any) -> Condition:
     """The condition of prompts.
 
-    As in the original, captions are cleaned first (see `mmspec.vision.llamagen.captions`), and tokens of a prompt that
-    exceed the caption slots are ignored; this function warns about them.
+    Captions are cleaned first (`mmspec.vision.llamagen.captions`). Tokens of a prompt that exceed the caption slots are
+    ignored, as in the original; this function warns about them.
 
     Args:
         gpt: The transformer.

@@ -32,7 +32,6 @@ class EmbeddedLlamaGen(LlamaGenGenerator, ModelPipeline):
         """The generator in a folder.
 
         Args:
-            folder: The folder.
             text_encoder: The class of the text encoder.
             device: Where to put the weights.
             dtype: The type of the weights.

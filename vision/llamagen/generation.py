@@ -314,7 +314,6 @@ class LlamaGenGenerator(StreamsImages):
         )
 
     def new_small(self) -> LlamaGenTransformer:
-        """See `mmspec.vision.llamagen.components.smaller`."""
         return smaller(self.transformer, self.draft_transformer)
 
     def add_drafter(self, folder: str | Path) -> None:
@@ -355,11 +354,7 @@ class LlamaGenGenerator(StreamsImages):
         return PreparedRequest([RowPrompt(condition, sampling, seed)], finish, seed)
 
     def _check_output(self, output_type: str) -> None:
-        """Checks an output type.
-
-        Raises:
-            ArgumentError: If there is none of that name, or the pipeline has no images.
-        """
+        """Refuses an output type that this pipeline cannot give."""
         check_output_type(output_type)
         if self.vqvae is None and output_type != "latent":
             raise ArgumentError(
@@ -402,12 +397,7 @@ class LlamaGenGenerator(StreamsImages):
     def _resources(
         self, target: Callable[[LlamaGenTransformer, bool], Target], samplings: Sequence[SamplingParams]
     ) -> DraftResources:
-        """The resources for drafters of a batch.
-
-        Args:
-            target: Makes a target with the conditions of the batch.
-            samplings: The sampling parameters of each row.
-        """
+        """The resources for drafters of a batch; `target` makes one with its conditions."""
         gpt, draft = self.transformer, self.draft_transformer
         # One codebook for tokens; for blocks, the same one for each token of a block.
         codebook = None if self.vqvae is None else partial(read_codebook, self.vqvae)
@@ -465,11 +455,7 @@ def _guided(samplings: Sequence[SamplingParams]) -> bool:
 
 
 def _codebooks(codebook: Callable[[], Codebook | None], count: int) -> list[Codebook]:
-    """One codebook for each token of a block.
-
-    Raises:
-        ArgumentError: If the tokenizer has none.
-    """
+    """One codebook for each token of a block."""
     if (found := codebook()) is None:
         raise ArgumentError("rules that compare tokens are not possible here: the vqvae has no codebook")
     return [found] * count

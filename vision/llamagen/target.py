@@ -134,7 +134,6 @@ class LlamaGenTarget:
         early_exit: EarlyExit | None = None,
         states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
         h = self._gpt.embed(tokens) + self._position[slots]
         span = self._ragged_span(slots, end)
         with without_plans(self.device):
@@ -168,18 +167,15 @@ class LlamaGenTarget:
         return self._slots + at
 
     def shapes(self) -> tuple[Any, ...]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         return self._guided, *((t.shape, t.dtype, t.device) for t in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         padding = [] if self._padding is None else [self._padding]
         keys, values = self._cache.keys, self._cache.values
         assert isinstance(keys, Tensor) and isinstance(values, Tensor), "quantized caches are not captured"
         return [keys, values, self._cos, self._sin, self._position, self._causal, *padding]
 
     def take_over(self, tensors: list[Tensor]) -> None:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         for own, taken in zip(self.tensors(), tensors, strict=True):
             taken.copy_(own)
         self._cache.keys, self._cache.values, self._cos, self._sin, self._position, self._causal, *padding = tensors
@@ -214,7 +210,6 @@ class LlamaGenTarget:
         self._prompts = check_prompts(embeddings, self._gpt.config.dim)
 
     def before_join(self, other: LlamaGenTarget, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         if self._padding is not None or other._padding is not None:
             for one in (self, other):
                 if one._padding is None:
@@ -248,11 +243,9 @@ class LlamaGenTarget:
         return self._layer_features
 
     def set_layer_features(self, states: Tensor) -> None:
-        """See `mmspec.decoding.cuda_graphs.Capturable`."""
         self._layer_features = states
 
     def reread(self, tokens: Tensor, at: NDArray[np.int64], states: Tensor, early_exit: EarlyExit) -> Logits:
-        """See `mmspec.decoding.target.RereadsWindows`."""
         other = copy(self)
         other._cache, other._layer_features = LayerCopies(self._cache), states
         return other.forward(tokens, at, early_exit)

@@ -356,11 +356,7 @@ class MARPipeline(StreamsImages, FolderPipeline):
         return drafting and recipe.knobs["schedule"] == "published" and self.draft_transformer is not None
 
     def _check_output(self, output_type: str) -> None:
-        """Checks an output type.
-
-        Raises:
-            ArgumentError: If there is none of that name, or the pipeline has no `vae` for it.
-        """
+        """Refuses an output type that this pipeline cannot give."""
         check_output_type(output_type)
         if self.vae is None and output_type != "latent":
             raise ArgumentError(f"output_type={output_type!r} requires a vae, and this pipeline has none; use 'latent'")

@@ -76,7 +76,7 @@ class MARTarget:
         return self.conditions(self._after(self.put(tokens, at)))
 
     def forward_slot(self, tokens: Tensor, at: NDArray[np.int64], slot: NDArray[np.int64]) -> Logits:
-        """See `mmspec.decoding.target.SingleSlotTarget`: one pass, where `forward` takes one per token."""
+        """One pass, where `forward` takes one per token."""
         positions = self.put(tokens, at)
         return self.conditions(self._after(positions.gather(1, torch.from_numpy(slot)[:, None].to(self.device))))
 

@@ -87,12 +87,7 @@ class _Model:
         self._read = 0
 
     def logits(self, inputs: Sequence[Tensor], scale: float) -> Tensor:
-        """Logits float32 [B, n, V] of the maps that have not been read, with guidance by the place of each map.
-
-        Args:
-            inputs: The inputs of all maps up to the present one.
-            scale: The guidance scale; that of map i is 1 + scale * i / (maps - 1).
-        """
+        """Logits float32 [B, n, V] of the maps not read yet; guidance of map i is 1 + scale * i / (maps - 1)."""
         factor = 1 + self._guided
         first, fresh = self._read, [content.repeat(factor, 1, 1) for content in inputs[self._read :]]
         z, self._cache = self.model(self._condition, fresh, first, self._cache)

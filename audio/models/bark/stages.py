@@ -133,12 +133,7 @@ class BarkBatch(ClosedBatch):
         )
 
     def _coarse_codes(self, semantic: Tensor, length: int) -> Generator[None, None, Tensor]:
-        """The codes int64 [B, length] of the second stage, frame by frame, in windows with a prompt of their own each.
-
-        Args:
-            semantic: int64 [B, n], the semantic codes.
-            length: Codes of the longest row.
-        """
+        """The codes int64 [B, length] of the second stage, in windows with a prompt each; semantic [B, n]."""
         model, config, size = self._model.coarse_acoustics, self._coarse, self._model.generation_config.codebook_size
         words = semantic.masked_fill(semantic == self._semantic.semantic_pad_token, config.coarse_semantic_pad_token)
         before, codes = model.preprocess_histories(

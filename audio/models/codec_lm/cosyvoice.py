@@ -45,7 +45,6 @@ class CosyVoice:
         codes: Number of codes.
         ends: The ids that end a stream.
         third: Whether the model is a CosyVoice 3.
-        exclude_repeated: See `mmspec.sampling.logits_processors.RepetitionAware`.
 
     Raises:
         ArgumentError: For a CosyVoice 3 whose tokenizer does not have `<|endofprompt|>`.

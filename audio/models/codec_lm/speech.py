@@ -165,7 +165,6 @@ class CodecLMAdapter:
         return self.frontend.codec_lm.embed.weight.detach()[: self.frontend.codec_lm.head.out_features]
 
     def merged_vocabulary(self) -> MergedVocabulary | None:
-        """See `mmspec.audio.adapter.MergesVocabularies`."""
         return self.frontend.merged_vocabulary()
 
     def codebook(self) -> Codebook:

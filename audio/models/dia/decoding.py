@@ -262,7 +262,6 @@ class DiaTarget(HistoryTarget):
         self._flags: Tensor | None = None  # bool [B], `LatestColumn.is_end` of the rows, where kernels write it
 
     def after_move(self) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         if self._flags is not None:
             self._note(self._flags)
 

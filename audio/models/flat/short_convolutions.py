@@ -22,9 +22,6 @@ class ShortConvolutionLayers(DecoderLayers):
 
     Args:
         decoder: The model.
-
-    Attributes:
-        config: Its configuration.
     """
 
     def __init__(self, decoder: Any) -> None:

@@ -321,7 +321,6 @@ class FlatAdapter:
         return (frames - stream.first_ids().to(ids.device)).T
 
     def part_codec(self, part: FlatPart) -> Codec:
-        """See `mmspec.audio.adapter.DecodesParts`."""
         codec = self.codec
         if isinstance(self.style.marked, MadeUpVoice):
             return WithSpeaker(codec, part.speaker)
@@ -412,11 +411,7 @@ def make(
 
 
 def _check_codes(voice: ReferenceCodes, stream: StreamFormat) -> None:
-    """Checks the codes of a voice.
-
-    Raises:
-        ArgumentError: If they are not integers [F] or [F, 1] that the stream has.
-    """
+    """Refuses codes of a voice that are not integers [F] or [F, 1] of the stream."""
     codes = voice.codes
     shape = list(codes.shape)
     integers = not codes.is_floating_point() and (len(shape) == 1 or shape[1:] == [1])

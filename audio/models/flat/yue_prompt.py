@@ -44,7 +44,6 @@ def head_ids(
     Args:
         encode: Texts without special tokens to ids.
         genres: Genre, mood, instruments and voices.
-        segments: See `segments_of`.
         reference: Codes int64 [F], or [F, 2] of vocals and accompaniment; or None.
     """
     lyrics = "\n".join(segments)

@@ -155,10 +155,7 @@ def renamed(state: Mapping[str, Tensor], tied: bool) -> tuple[dict[str, Tensor],
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> tuple[HiggsV3, dict[str, Tensor]]:
-    """The model in a published folder, and the tensors of the codec in its files.
-
-    See `mmspec.audio.published_folder.read_published`.
-    """
+    """The model in a published folder, and the tensors of the codec in its files."""
     what, found, state = f"model {str(folder)!r}", read_json(folder / "config.json"), read_model_tensors(folder)
     check_depths(what, found, len(state))
     with building(what, "a Higgs TTS 3"):

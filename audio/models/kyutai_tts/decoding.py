@@ -63,7 +63,6 @@ class VoicedDecoder:
         cache: SlotCache,
         use_cache: bool = True,
     ) -> Any:
-        """See `mmspec.hf.causal_target.Backbone`."""
         config, x = self.model.config, inputs_embeds
         # Slots of a row may begin with padding, so that keys are counted.
         far = (attention_mask == 0).flip(-1).cumsum(-1).flip(-1) > config.context
@@ -101,7 +100,6 @@ class VoicedTarget(CausalTarget):
 
     Args:
         decoder: The transformer.
-        cond: As in `CausalTarget`, like the others.
     """
 
     ROWS = (*CausalTarget.ROWS, "_voiced")
@@ -124,15 +122,12 @@ class VoicedTarget(CausalTarget):
         return self._voiced.model.transformer
 
     def shapes(self) -> tuple[Any, ...]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         return *super().shapes(), self._voice_length
 
     def tensors(self) -> list[Tensor]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         return [*self._voiced.tensors(), *super().tensors()]
 
     def take_over(self, tensors: list[Tensor]) -> None:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         of_voices = len(self._voiced.tensors())
         self._voiced.take_over(tensors[:of_voices])
         super().take_over(tensors[of_voices:])
@@ -248,11 +243,9 @@ class KyutaiFrames:
         return by_row(depth.whole(frames[..., 1:].flatten(0, 1)), frames.shape[1])
 
     def given_codes(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `mmspec.audio.depth.depth_decoding.GivesCodes`."""
         return self._prefixes.given(self._prefixes.lengths[:, None] + frames)
 
     def forced_firsts(self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `mmspec.audio.depth.frame_windows.ForcesFirsts`."""
         forced = list[int]()
         for row, decisions in enumerate(firsts.tolist()):
             machine, state = self._machines[row], self._states[row][int(at[row])]
@@ -279,12 +272,11 @@ class KyutaiFrames:
         return cache_bytes(self._target)
 
     def _advance(self, decisions: Tensor, at: NDArray[np.int64]) -> Tensor:
-        """The text ids int64 [B, n] of frames with these decisions, int64 [B, n].
-
-        Args:
-            decisions: A draft may have other ids, which are read as `PAD`.
-            at: Host int64 [B], the number of each row's first frame; the states after it are replaced.
-        """
+        """The text ids int64 [B, n] of frames with these decisions, int64 [B, n], from host number `at` [B] on."""
+        # A draft may have other ids, which are read as `PAD`; the states after `at` are replaced.
+        # A draft may have other ids, which are read as `PAD`; the states after `at` are replaced.
+        # A draft may have other ids, which are read as `PAD`; the states after `at` are replaced.
+        # A draft may have other ids, which are read as `PAD`; the states after `at` are replaced.
         texts = list[list[int]]()
         for row, (begin, choices) in enumerate(zip(at.tolist(), decisions.tolist(), strict=True)):
             states, own = self._states[row][: begin + 1], list[int]()
@@ -297,11 +289,7 @@ class KyutaiFrames:
         return torch.tensor(texts, device=self.device)
 
     def _decided(self, logits: Logits, numbers: NDArray[np.int64]) -> Logits:
-        """Logits [B, n, V] of the decisions of frames, host int64 [B, n], where the machine leaves one.
-
-        Args:
-            logits: Of text ids, whose unconditional ones are not used.
-        """
+        """Logits [B, n, V] of the decisions of frames, host int64 [B, n], where the machine leaves one."""
         made = F.pad(decision(logits.cond, self._sampling), (0, self.vocab_size - LAST - 1), value=-torch.inf)
         forced = [
             [machine.forced(states[number]) for number in own]

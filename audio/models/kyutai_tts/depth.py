@@ -101,7 +101,7 @@ class KyutaiDepth:
     def read(
         self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `mmspec.decoding.cuda_graphs.Capturable.read`; no code is given. All weights are read."""
+        """No code is given. All weights are read."""
         slots = slots.clamp(min=0)
         codes, numbers = slots.clamp(max=self._codebooks - 1), self._steps.tolist()
 
@@ -133,15 +133,11 @@ class KyutaiDepth:
         return wide
 
     def _run(self, tokens: Tensor, codes: Tensor, slots: Tensor, end: int, at_steps: AtSteps) -> Tensor:
-        """The logits [R, W, card] of codes.
-
-        Args:
-            tokens: int64 [R, W], the tokens before them.
-            codes: int64 [R, W], their numbers; where these are on the host, only the weights that are used are read.
-            slots: int64 [R, W], their slots.
-            end: Slots to read.
-            at_steps: Applies the modules of the steps.
-        """
+        """Logits [R, W, card] of codes, after tokens int64 [R, W] in `slots`; all arguments but the last are [R, W]."""
+        # Where the numbers of `codes` are on the host, only the weights that are used are read.
+        # Where the numbers of `codes` are on the host, only the weights that are used are read.
+        # Where the numbers of `codes` are on the host, only the weights that are used are read.
+        # Where the numbers of `codes` are on the host, only the weights that are used are read.
         model, width, (hidden, text) = self._model, self._model.config.depth.dim, self.inputs
         first = (codes == 0).to(self.device)
         tokens = torch.where(first, text.repeat(self._factor)[:, None], tokens.where(tokens < self.vocab_size - 1, -1))
@@ -191,15 +187,13 @@ class KyutaiDepth:
         return KyutaiDepth(self._model, *zeros, given, self.start, self.capacity - self._codebooks - 1)
 
     def shapes(self) -> tuple[Any, ...]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         return self.capacity, self._codebooks, *((each.shape, each.dtype) for each in self.inputs)
 
     def tensors(self) -> list[Tensor]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         return [*self.inputs, *self._cache.tensors()]
 
     def take_over(self, tensors: list[Tensor]) -> None:
-        """See `mmspec.decoding.kept_graphs.Reusable`; the inputs are those of an earlier frame until others come."""
+        """The inputs are those of an earlier frame until others come."""
         self.inputs = tensors[0], tensors[1]
         with torch.inference_mode():  # the tensors were made in it
             self._cache.take_over(tensors[2:])

@@ -179,11 +179,7 @@ class KyutaiAdapter:
         return undelay(steps[None, :, 1:], config.delays[: self._books])[0, config.delay_steps :].T
 
     def _read_voice(self, file: Path) -> Tensor:
-        """The vectors of a voice, float [S, width].
-
-        Raises:
-            ModelError: If the file is missing, damaged or of another model.
-        """
+        """The vectors of a voice, float [S, width]."""
         found = read_tensors(file, "voice").get("speaker_wavs")
         width = self.model.config.voice
         if found is None or found.ndim != 3 or found.shape[:2] != (1, width) or not found.shape[2]:

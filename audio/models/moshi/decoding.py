@@ -155,7 +155,7 @@ class MoshiDepth:
     def read(
         self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `mmspec.decoding.cuda_graphs.Capturable.read`; slot 1 holds the first code."""
+        """Slot 1 holds the first code."""
         # Tokens of the previous frame, with which a window may begin, go to the unused slot 0.
         slots = slots.clamp(min=0)
         self._codes.scatter_(1, slots, tokens)
@@ -194,25 +194,24 @@ class MoshiDepth:
         return MoshiDepth(self._decoder, hidden, first, self.start, self._window)
 
     def shapes(self) -> tuple[Any, ...]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         return self._codes.shape, *((each.shape, each.dtype) for each in self.inputs)
 
     def tensors(self) -> list[Tensor]:
-        """See `mmspec.decoding.kept_graphs.Reusable`."""
         return [*self.inputs, self._codes, *self._cache.tensors()]
 
     def take_over(self, tensors: list[Tensor]) -> None:
-        """See `mmspec.decoding.kept_graphs.Reusable`; the inputs are those of an earlier frame until others come."""
+        """The inputs are those of an earlier frame until others come."""
         hidden, first, self._codes = tensors[:3]
         self.inputs = hidden, first
         with torch.inference_mode():  # the tensors were made in it
             self._cache.take_over(tensors[3:])
 
     def _whole(self) -> tuple[Tensor, Tensor]:
-        """The logits [B, codebooks, V] and hidden states [B, codebooks, H] of the whole frame.
-
-        transformers' own forward attends without a causal mask if none is given.
-        """
+        """The logits [B, codebooks, V] and hidden states [B, codebooks, H] of the whole frame."""
+        # transformers' own forward attends without a causal mask if none is given.
+        # transformers' own forward attends without a causal mask if none is given.
+        # transformers' own forward attends without a causal mask if none is given.
+        # transformers' own forward attends without a causal mask if none is given.
         decoder, index = self._decoder, torch.arange(self._codebooks, device=self.device)
         of_frame, first = self.inputs
         books = [embed(self._codes[:, j + 1]) for j, embed in enumerate(decoder.embed_tokens)]

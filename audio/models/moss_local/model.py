@@ -185,7 +185,6 @@ class LocalLayer(nn.Module):
         self._rope_base = 0.0 if config.positions else config.rope_base
 
     def forward(self, x: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache | None) -> Tensor:
-        """See `LocalTransformer`."""
         parts = self.attn["c_attn"](self.ln_1(x)).chunk(3, dim=-1)
         query, key, value = (each.unflatten(-1, (self._heads, -1)).transpose(1, 2) for each in parts)
         if self._rope_base:

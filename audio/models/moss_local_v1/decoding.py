@@ -80,7 +80,6 @@ class PenalizedDepth(DepthTarget):
     """The codes of one frame, with a penalty on those that their codebooks had before.
 
     Args:
-        decoder: See `DepthTarget`, as for the arguments up to `window`.
         hidden: [B, D].
         first: int64 [B, 1].
         start: The position of the second token.

@@ -235,12 +235,7 @@ class MossTarget(HistoryTarget):
         return Logits(forced_logits(stats, must.view(-1, 1)).view(shape), None)
 
     def _settings(self, columns: int, begins: bool) -> tuple[Settings, Tensor]:
-        """The sampling parameters of the cells of some columns, and random numbers of samples that are not used.
-
-        Args:
-            columns: The number of columns.
-            begins: Whether they are the first of their rows.
-        """
+        """The sampling parameters of the cells of some columns, and random numbers of samples that are not used."""
         if (known := self._by_columns.get((columns, begins))) is not None:
             return known
         from mmspec.kernels.fused_sampler import Settings

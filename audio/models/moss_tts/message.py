@@ -110,7 +110,7 @@ class MossSpeaker(ABC):
 
     @abstractmethod
     def codes(self, tokens: Tensor) -> Tensor:
-        """See `mmspec.audio.adapter.SpeechAdapter`."""
+        """Codes of frames in columns; overridden by each model."""
 
     @abstractmethod
     def prompt(self, part: MossPart) -> tuple[Tensor, Tensor]:

@@ -108,10 +108,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> MossTTS:
 
 
 def from_folder(source: PublishedFolder) -> MossSpeaker:
-    """The adapter of a published folder, of this model or the first MOSS-TTS-Local, whose config.json names one class.
-
-    See `PublishedFolder`.
-    """
+    """The adapter of a published folder, also of the first MOSS-TTS-Local, whose config.json names the same class."""
     if is_local_v1(read_json(source.folder / "config.json")):
         return moss_local_v1(source)
     options = read_options(Options, source.options, "MOSS-TTS")

@@ -171,7 +171,6 @@ class PocketOutput:
     Attributes:
         audio_latents: [B, F, D], in the codec's space, zeros after a row's end.
         audio_latents_mask: int64 [B, F], 1 up to a row's end.
-        seeds: The seeds of the rows.
         stats: Statistics of the call.
     """
 
@@ -206,10 +205,7 @@ def speak(
         draft_model: A smaller model of the same latents (same codec, mean and deviation), for the drafter `draft`.
         seed: Row i uses `seed + i`; or one seed per row.
         max_frames: Latents per row, at most; 12.5 per second.
-        temperature: As in the model's `generate`; 0 is its `do_sample=False`.
-        num_flow_steps: As in the model's `generate`.
-        eos_threshold: As in the model's `generate`.
-        min_frames_before_eos: As in the model's `generate`.
+        temperature: Of the model's `generate`, like the next three; 0 is `do_sample=False`.
         on_step: Called after every target call.
 
     Raises:

@@ -96,7 +96,6 @@ def talker_frames(
         prompt: Its prompts, with the text that is added to the frames.
         length: Frames to generate.
         slack: How many frames a window may reach past the end.
-        processors: See `mmspec.audio.depth.depth_frames.DepthFrames`.
     """
     head = talker.codec_head
 

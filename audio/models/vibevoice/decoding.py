@@ -214,7 +214,6 @@ class VibeVoiceOutput:
     Attributes:
         audio: float32 [channels, samples] of each row at 24 kHz, decoded from all of its frames at once.
         tokens: float32 [n, D + 1] of each row, latents and kinds.
-        seeds: The seeds of the rows.
         stats: Statistics of the call.
     """
 
@@ -285,7 +284,6 @@ def prepare_tokens(
     """Scripts that are ready to be decoded to tokens [n, D + 1], latents and kinds.
 
     Args:
-        model: As in `converse`, like the arguments that are not described here.
         limits: Tokens of each row, at most.
 
     Raises:

@@ -137,7 +137,6 @@ def main() -> None:
         rows.append(evaluate_recipe(pipe, recipe, texts))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         (args.out / "words.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        (args.out / "words.md").write_text(markdown_table(rows) + "\n", encoding="utf-8")
     print(markdown_table(rows))
 
 

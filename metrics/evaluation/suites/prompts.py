@@ -66,11 +66,7 @@ def suite_prompts(suite: Suite, source: str | None, limit: int | None = None) ->
 
 
 def _fetched(source: str) -> Path:
-    """The file of a dataset on the Hub that the user named.
-
-    Raises:
-        ArgumentError: If the name has another form, or nothing can be fetched.
-    """
+    """The file of a dataset on the Hub that the user named."""
     parts = source.removeprefix(HUB).split("/", 2)
     if len(parts) != 3:
         raise ArgumentError(f"--prompts: {source!r} must be hub:OWNER/NAME/FILE")
@@ -83,11 +79,7 @@ def _fetched(source: str) -> Path:
 
 
 def _texts(path: Path, form: PromptFile) -> Iterator[str]:
-    """The prompts of a file in its order.
-
-    Raises:
-        ArgumentError: If the file has another form.
-    """
+    """The prompts of a file in its order."""
     if form.format in ("folder", "normalized"):
         if not path.is_dir():
             raise ArgumentError(f"--prompts: '{path}' must be a folder")
@@ -109,11 +101,7 @@ def _texts(path: Path, form: PromptFile) -> Iterator[str]:
 
 
 def _field(line: str, form: PromptFile, name: str) -> str:
-    """The prompt in a line of a .jsonl or .lst file.
-
-    Raises:
-        ArgumentError: If there is none.
-    """
+    """The prompt in a line of a .jsonl or .lst file."""
     if form.format == "lst":
         fields = line.split("|")
         if len(fields) < int(form.column):
@@ -127,11 +115,7 @@ def _field(line: str, form: PromptFile, name: str) -> str:
 
 
 def _first_captions(value: Any, path: Path) -> Iterator[str]:
-    """The first caption of each image, in order of the images' numbers.
-
-    Raises:
-        ArgumentError: If the value has another form.
-    """
+    """The first caption of each image, in order of the images' numbers."""
     try:
         first: dict[int, str] = {}
         for one in value["annotations"]:

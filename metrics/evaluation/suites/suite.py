@@ -24,7 +24,6 @@ class PromptFile:
     """Where the prompts of a suite stand in its file.
 
     Attributes:
-        format: See `mmspec.metrics.evaluation.suites.prompts`.
         column: The name, or for "lst" the number, of the field with the prompt; "" where the format needs none.
         count: How many prompts the benchmark has; None if papers differ.
     """

@@ -118,9 +118,7 @@ def decode(
     """The codes of requests in an engine.
 
     Args:
-        pipe: The pipeline.
         recipe: How to decode.
-        prompts: The prompts.
         seed: Of the first request; each of the others has the next.
         apart: Steps between the arrivals of two requests.
         max_rows: Rows that are decoded at a time; None is all of them.
@@ -204,7 +202,6 @@ class KeepingEngine:
     """An engine of a served model that keeps the codes of each request by its seed.
 
     Attributes:
-        engine: The engine.
         tokens: What the requests were given.
     """
 
@@ -212,17 +209,14 @@ class KeepingEngine:
     tokens: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     async def generate(self, prompt: Any, request: Any) -> AsyncGenerator[Any, None]:
-        """See `mmspec.serving.generation.Engine`."""
         async with aclosing(self.engine.generate(prompt, request)) as outputs:
             async for output in outputs:
                 self.tokens[request.seed].append(output.tokens)
                 yield output
 
     def stats(self) -> Mapping[str, float]:
-        """See `mmspec.serving.generation.Engine`."""
         found: Mapping[str, float] = self.engine.stats()
         return found
 
     async def aclose(self) -> None:
-        """See `mmspec.serving.generation.Engine`."""
         await self.engine.aclose()

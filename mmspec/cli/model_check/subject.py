@@ -111,7 +111,6 @@ class GenerateSubject:
         own_only: Further arguments of the model's own generate.
         prompt_kept: Whether the result begins with the prompt.
         draft_model: A draft model, or None.
-        has_own: As in `Subject`.
     """
 
     model: Any

@@ -62,7 +62,6 @@ class ColumnKernel:
         q: Probs | None,
         accepted: Numbers,
     ) -> Draft | None:
-        """See `mmspec.drafters.init_drafter.WindowKernel`."""
         if isinstance(p, Tensor) or isinstance(q, Tensor):
             return None
         # Imported here: Triton may be missing.
@@ -115,7 +114,7 @@ class ColumnInitDrafter:
         self.kernel: ColumnKernel | None = column_kernel(init)
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`; it does not need the counts."""
+        """It does not need the counts."""
         if self._learned is not None:
             self._learned.update(verdict, state, draws)
 
@@ -125,14 +124,12 @@ class ColumnInitDrafter:
         return self._learned is not None
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-        """See `mmspec.drafters.restarts.KnowsGuesses`."""
         codebooks, vocab_size = verdict.p.shape[-2:]
         left = entries(torch.cat([state.last(), verdict.draft.tokens], dim=1), vocab_size)
         found, forced = self._init(left, draws.uniforms(INIT, 0, codebooks)), state.layout.forced
         return found if forced is None else entries(forced.put(found, draws.positions), vocab_size)
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         codebooks, vocab_size = draft.q.shape[-2:]
         u, forced = draws.uniforms(INIT, 0, codebooks), state.layout.forced
         new = torch.arange(draft.tokens.shape[1], device=state.device) >= reused.on(state.device)[:, None]

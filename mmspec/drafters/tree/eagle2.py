@@ -128,13 +128,7 @@ class DynamicTreeDrafter(RunnerDrafter):
         return grown_tree(state, shape, height, window, self._siblings, draws, of_nodes)
 
     def _select(self, tokens: Tensor, joints: Tensor, parents: Tensor) -> TreeDraft:
-        """The tree of the most likely candidates.
-
-        Args:
-            tokens: int64 [B, C].
-            joints: float32 [B, C], the joint probability of each candidate.
-            parents: int64 [B, C], 0 for the root, i + 1 for candidate i.
-        """
+        """The tree of the most likely candidates: tokens, joint probabilities, parents (0 the root), [B, C]."""
         count = min(self._nodes, tokens.shape[1])
         # A stable sort, so that of equally likely candidates a parent comes before its child. Then in candidate order.
         chosen = joints.sort(dim=1, descending=True, stable=True).indices[:, :count].sort().values

@@ -23,7 +23,6 @@ def grown_tree(
 
     Args:
         state: The batch, whose window is open.
-        shape: The shape.
         height: The largest depth that a node may have.
         window: int64 [B, 1 + m], the tokens of the entries.
         siblings: How siblings were sampled.

@@ -35,7 +35,6 @@ class BlockRunner:
     guidance: the head then runs on the features of conditional and unconditional rows.
 
     Args:
-        head: The head.
         target: Provides the features, and the LM head; a `LayerFeatureTarget`, before its prefill, if the head fuses
             several layers.
         sampler: Makes the draft distributions.
@@ -80,14 +79,13 @@ class BlockRunner:
         self._unread += int(verdict.accepted.max()) + 1
 
     def before_join(self, other: BlockRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         for runner in (self, other):
             if not runner._started:
                 runner._start()
         other._read_context(other_state)  # the running rows read only what is new since their last pass
 
     def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
-        """See `mmspec.drafters.draft_runner.SharesUpload`.
+        """What the root needs of the host.
 
         Returns:
             The slots of the features that are new since the last pass, host int64 [B, n].
@@ -99,7 +97,6 @@ class BlockRunner:
         return [np.maximum(last + 1 - self._unread, 0)[:, None] + np.arange(self._unread)]
 
     def take_arrays(self, arrays: Sequence[Numbers]) -> None:
-        """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
     def reveal(self, tokens: Tensor, reused: Numbers) -> None:
@@ -210,13 +207,7 @@ class BlockRunner:
             self._logits = head.lm_head(hidden)
 
     def _corrected(self, tokens: Tensor, depth: NDArray[np.int64], parents: NDArray[np.int64]) -> Logits:
-        """The logits [B, W, V] after entries of the tree, with the bias of the sequential head.
-
-        Args:
-            tokens: Tokens of the entries, int64 [B, W].
-            depth: Their depths, host int64 [B, W].
-            parents: The entries before them, host int64 [B, W]; -1 for the root.
-        """
+        """Logits [B, W, V] after entries, with the sequential head's bias; arguments [B, W], parent -1 the root."""
         first = int(depth[0, 0])
         if (depth == first).all():  # a level of a tree
             logits = self._logits[:, first : first + 1].expand(-1, depth.shape[1], -1).float()
@@ -248,7 +239,7 @@ class BlockRunner:
 
 
 def build_runner(head: BlockHead, context: DraftingContext, sampler: TokenSampler, depth: int) -> BlockRunner:
-    """See `mmspec.drafters.runners.BuildRunner`.
+    """The runner of the network for a recipe.
 
     Raises:
         ArgumentError: If the head reads features that the target does not provide.

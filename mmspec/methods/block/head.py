@@ -251,7 +251,6 @@ class BlockHead(SpeculatorsHead):
         return far, None if self.sliding_window_non_causal else additive_mask(ones.tril(), torch.float32, -torch.inf)
 
     def speculators_config(self) -> dict[str, Any]:
-        """See `mmspec.heads.speculators.SpeculatorsHead`."""
         return block_config(self)
 
     @classmethod

@@ -24,7 +24,6 @@ def block_loss(head: BlockHead, teacher: TeacherOutput, loss: str, generator: to
     they only count if those before them are accepted.
 
     Args:
-        head: The head.
         teacher: The target on its sequences.
         loss: A name in `mmspec.training.objectives.LOSSES`.
         generator: Random numbers of the anchors, on the CPU.

@@ -52,7 +52,6 @@ def sample_depth(q: SoftmaxStats, u: Tensor, last: Tensor, before: SampledTree |
         u: float32 [B, m] in [0, 1), the uniform random numbers of the children of entries of this depth.
         last: int64 [B, 1], the token of the root.
         before: The tree in which entries of this depth have no children; None at depth 0.
-        depth: The depth.
     """
     window, parents, shares, probs = (None, None, None, None) if before is None else before
     return SampledTree(*sample_depth_op(*q.source(), u, last, window, parents, shares, probs, depth))

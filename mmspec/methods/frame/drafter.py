@@ -29,7 +29,6 @@ class FrameRunner:
     given the first tokens before it, is drafted as it is, and so is a token that the layout's constraint forces.
 
     Args:
-        head: The head.
         target: Provides the features of frames, and the sampling parameters of their places.
         sampler: Makes the draft distributions.
     """
@@ -105,10 +104,11 @@ class FrameRunner:
         return self._sampler(Logits(made, None), Numbers(state.length[:, None] + depth))
 
     def _with_forced(self, logits: Tensor, state: BatchState, depth: NDArray[np.int64]) -> Tensor:
-        """Logits [B, 1, V] of the next tokens; where one is forced, those of all others are -inf.
-
-        This comes before the sampling parameters, which may leave the most likely token alone.
-        """
+        """Logits [B, 1, V] of the next tokens; where one is forced, those of all others are -inf."""
+        # This comes before the sampling parameters, which may leave the most likely token alone.
+        # This comes before the sampling parameters, which may leave the most likely token alone.
+        # This comes before the sampling parameters, which may leave the most likely token alone.
+        # This comes before the sampling parameters, which may leave the most likely token alone.
         begins, constraint, forced = self._book == 0, state.layout.constraint, np.full(len(logits), -1)
         if constraint is not None:
             forced = constraint.forced[(state.length + depth[:, 0]).clip(max=len(constraint.forced) - 1)]
@@ -122,7 +122,7 @@ class FrameRunner:
 
 
 def build_runner(head: FrameHead, context: DraftingContext, sampler: TokenSampler, depth: int) -> FrameRunner:
-    """See `mmspec.drafters.runners.BuildRunner`.
+    """The runner of the network for a recipe.
 
     Raises:
         ModelError: If the head is for frames of another size.

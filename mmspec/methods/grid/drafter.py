@@ -26,7 +26,6 @@ class GridRunner:
     """Runs a grid head on the features of committed tokens. R is B, or 2 B with guidance.
 
     Args:
-        head: The head.
         target: Provides the features, and the LM head.
         sampler: Makes the draft distributions.
         length: Positions per row.
@@ -63,7 +62,6 @@ class GridRunner:
         known.scatter_(1, at[..., None].expand(-1, -1, known.shape[-1]), new)
 
     def before_join(self, other: GridRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         self._features, other._features = self._known(), other._known()
 
     def root(self, state: BatchState) -> Probs:
@@ -112,7 +110,7 @@ class GridRunner:
 
 
 def build_runner(head: GridHead, context: DraftingContext, sampler: TokenSampler, depth: int) -> GridRunner:
-    """See `mmspec.drafters.runners.BuildRunner`.
+    """The runner of the network for a recipe.
 
     Raises:
         ModelError: If the head is for images of another width.

@@ -20,7 +20,6 @@ def grid_loss(head: GridHead, teacher: TeacherOutput, loss: str, depth: int, gen
     """The loss of drafts of `depth` tokens after random tokens, each after the true token to its left.
 
     Args:
-        head: The head.
         teacher: The target on its sequences.
         loss: A name in `mmspec.training.objectives.LOSSES`.
         depth: Tokens of a draft.

@@ -21,7 +21,6 @@ class HydraRunner(LastFeatureRunner):
     """Runs Hydra heads on the feature that the last token was sampled from, and on the tokens from there on.
 
     Args:
-        heads: The heads.
         target: Provides the features, and the LM head that maps predicted features to logits.
         sampler: Makes the draft distributions of those logits.
     """
@@ -60,7 +59,7 @@ class HydraRunner(LastFeatureRunner):
 
 
 def build_runner(heads: HydraHeads, context: DraftingContext, sampler: TokenSampler, depth: int) -> HydraRunner:
-    """See `mmspec.drafters.runners.BuildRunner`.
+    """The runner of the network for a recipe.
 
     Raises:
         ArgumentError: If there are too few heads.

@@ -38,7 +38,6 @@ class JudgeSettings:
     """Everything that determines a judge.
 
     Attributes:
-        metric: The name of the metric.
         tolerance: Outputs are equal if their distance is at most this share of the median distance between two seeds
             of one prompt.
         prompts: Prompts to train on.
@@ -102,7 +101,6 @@ def train_judge(
     Args:
         pipe: The pipeline of the target.
         distance: The metric's distance between two outputs.
-        settings: The settings.
         on_pairs: Called after each batch with its number of pairs.
 
     Returns:
@@ -247,7 +245,6 @@ def fit(pairs: Pairs, vocab_size: int, metric: str) -> Judge:
 
 
 def quality(judge: Judge, pairs: Pairs) -> JudgeQuality:
-    """See `JudgeQuality`."""
     with torch.no_grad():
         scores, equal = judge(pairs.features), pairs.equal
     good, bad, accepted = scores[equal], scores[~equal], scores > 0.8

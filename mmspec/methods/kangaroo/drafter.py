@@ -36,7 +36,6 @@ class KangarooRunner:
     """Runs an adapter on the features of an early exit. R is B, or 2 B with guidance.
 
     Args:
-        adapter: The adapter.
         target: The target that is decoding.
         sampler: Makes the draft distributions.
         length: Positions per row.
@@ -67,12 +66,11 @@ class KangarooRunner:
         """Does nothing: `root` reads the new tokens from `state`."""
 
     def before_join(self, other: KangarooRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         for runner in (self, other):
             runner._started()
 
     def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
-        """See `mmspec.drafters.draft_runner.SharesUpload`.
+        """What the root needs of the host.
 
         Returns:
             The positions that are read, host int64 [B, n]; the first of each row, [B]; and the place of the root among
@@ -85,7 +83,6 @@ class KangarooRunner:
         return [np.minimum(start[:, None] + np.arange(unread), last[:, None]), start, (last - start)[:, None]]
 
     def take_arrays(self, arrays: Sequence[Numbers]) -> None:
-        """See `mmspec.drafters.draft_runner.SharesUpload`."""
         self._arrays = arrays
 
     def root(self, state: BatchState) -> Probs:
@@ -135,7 +132,7 @@ class KangarooRunner:
 
 
 def build_runner(head: ExitAdapter, context: DraftingContext, sampler: TokenSampler, depth: int) -> KangarooRunner:
-    """See `mmspec.drafters.runners.BuildRunner`.
+    """The runner of the network for a recipe.
 
     Raises:
         ArgumentError: If the target does not provide the features of an early exit.

@@ -22,7 +22,6 @@ class MedusaRunner(LastFeatureRunner):
     """Runs Medusa heads on the target's feature that the last token was sampled from.
 
     Args:
-        heads: The heads.
         target: Provides the features, and the LM head that maps predicted features to logits.
         sampler: Makes the draft distributions of those logits.
     """
@@ -51,7 +50,7 @@ class MedusaRunner(LastFeatureRunner):
 
 
 def build_runner(heads: MedusaHeads, context: DraftingContext, sampler: TokenSampler, depth: int) -> MedusaRunner:
-    """See `mmspec.drafters.runners.BuildRunner`.
+    """The runner of the network for a recipe.
 
     Raises:
         ArgumentError: If there are too few heads.

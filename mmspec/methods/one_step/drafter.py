@@ -66,7 +66,6 @@ class OneStepRunner(LastFeatureRunner):
     It reads the tokens so far again in every window, without a cache.
 
     Args:
-        head: The head.
         target: Provides the features, and the LM head that maps predicted features to logits.
         sampler: Makes the draft distributions of those logits.
     """
@@ -76,7 +75,6 @@ class OneStepRunner(LastFeatureRunner):
         self._head, self._drafts = head, sampler
 
     def probs(self, state: BatchState, draft: Draft, is_new: Tensor, noise: Tensor) -> Tensor:
-        """See `OneStepGenerator`."""
         feature, count = self.feature(), draft.tokens.shape[1]
         known = int(state.length.max())
         places = state.length[:, None] - known + np.arange(known + count - 1)
@@ -127,7 +125,6 @@ class WholeImageRunner:
         return self._images
 
     def probs(self, state: BatchState, draft: Draft, is_new: Tensor, noise: Tensor) -> Tensor:
-        """See `OneStepGenerator`."""
         images, positions = self.images(state), state.positions(draft.tokens.shape[1])
         tokens = images.gather(1, torch.from_numpy(positions.clip(max=images.shape[1] - 1)).to(images.device))
         return point_mass(dense(draft.q), tokens, 0, np.ones(positions.shape, dtype=bool))
@@ -136,7 +133,6 @@ class WholeImageRunner:
         """Does nothing: the images stay."""
 
     def before_join(self, other: WholeImageRunner, state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.rows.HoldsRows`."""
         self._images, other._images = self.images(state), other.images(other_state)
 
 
@@ -160,7 +156,6 @@ class OneStepDrafter:
         self._generator.observe(verdict, state)
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         count = draft.tokens.shape[1]
         is_new = torch.from_numpy(np.arange(count) >= reused.host[:, None]).to(state.device)
         noise = state.rng.gumbel(state.positions(count), draft.q.shape[-1])

@@ -67,7 +67,6 @@ class OuterLayers:
         Args:
             verdict: The result of the window.
             tokens: int64 [B, W], coupled to `verdict.p`; slots up to the resampled token are not read.
-            coupling: As in `mmspec.drafters.coupling`.
             state: The batch; it still ends where the window began.
             draws: The random numbers of the window.
 

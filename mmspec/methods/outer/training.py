@@ -45,7 +45,6 @@ class WindowLosses:
 
     Args:
         drafter: A drafter of `refresh=outer` with the head.
-        head: The head.
         target: The target that is decoding.
         sampler: Makes the head's distributions of its logits.
         loss: A name in `mmspec.training.objectives.LOSSES`.
@@ -112,7 +111,6 @@ def outer_losses(
     """Decodes the prompts with the head, and yields the loss of every `CALLS` calls; the head may change between them.
 
     Args:
-        head: The head.
         prepared: The prompts.
         window: Tokens in one target call.
         loss: A name in `mmspec.training.objectives.LOSSES`.

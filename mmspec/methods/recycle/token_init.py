@@ -40,9 +40,6 @@ class Recycle:
         vocab_size: V.
         fallback: The initialization for pairs of neighbors that have not occurred.
         device: Of the tokens.
-
-    Attributes:
-        table: See `LearnedTable`.
     """
 
     ROWS = ("table",)
@@ -60,7 +57,6 @@ class Recycle:
         return torch.where(found >= 0, found, self._fallback(left, up, u))
 
     def on_host(self, left: NDArray[np.int64], up: NDArray[np.int64], u: NDArray[np.float32]) -> NDArray[np.int64]:
-        """See `mmspec.drafters.token_init.SupportsHost`."""
         entry = ((up + 1) * self._vocab_size + left) % self.table.shape[1]
         found = self.table.numpy()[np.arange(len(left)), entry]
         return np.where(found >= 0, found, self._host_fallback(left, up, u))

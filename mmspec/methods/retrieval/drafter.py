@@ -52,7 +52,6 @@ class RetrievalDrafter:
         return [self._windows(state, count)]
 
     def _windows(self, state: BatchState, count: int) -> NDArray[np.int64]:
-        """See `host_arrays`."""
         batch, reach = len(state.ids), int(self._distances.max())
         history = np.full((batch, reach + int(state.length.max())), -1)
         if state.device.type == "cpu":
@@ -70,11 +69,9 @@ class RetrievalDrafter:
         return np.stack([np.append(row[end - 1], found[row[:end].tobytes()]) for row, end in ends])
 
     def take_arrays(self, arrays: Sequence[Numbers]) -> None:
-        """See `mmspec.decoding.drafter.UploadsWithWindow`."""
         (self._window,) = arrays
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.drafter.Drafter`."""
         found, self._window = self._window, None
         window = (Numbers(self._windows(state, count)) if found is None else found).on(state.device)
         assert self._p is not None, "every row has a token"

@@ -93,7 +93,7 @@ class StandDrafter:
         q: Probs | None,
         accepted: Numbers,
     ) -> Draft | None:
-        """See `mmspec.drafters.init_drafter.WindowKernel`; None if drafts are reused, too."""
+        """None if drafts are reused, too."""
         is_long = draws.positions.host.shape[1] > LONGEST
         if not state.ops.by_kernels or state.layout.cell or is_long or tokens is not None:
             return None
@@ -109,7 +109,6 @@ class StandDrafter:
         return Draft(found.window[:, 1:], sampled, found.window)
 
     def extend(self, state: BatchState, draft: Draft, reused: Numbers, draws: WindowRNG) -> Draft:
-        """See `mmspec.decoding.drafter.ContinuationDrafter`."""
         self._sampled = []
         draft = self._slots.extend(state, draft, reused, draws)
         first, q = int(reused.host.min()), dense(draft.q).clone()

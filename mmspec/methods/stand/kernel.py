@@ -312,6 +312,5 @@ def store(
         limits: int64 [B], the number of tokens at which a row ends.
         drafts: int64 [B, W - 1], its drafts, of any stride between rows.
         stored: The tables. Of several slots with the same neighbors the last one is stored.
-        line: As in `draft_stored`.
     """
     store_op(*p.source(), tokens, rows, positions, limits, drafts, *stored, line)

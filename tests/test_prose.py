@@ -1,0 +1,56 @@
+"""`.ci/prose` finds long sentences, long lines and hinges of Markdown, and passes code and tables."""
+
+from __future__ import annotations
+
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LONG = "A " + "b " * 40 + "sentence."
+WIDE = "It is wide. " * 20
+
+
+@pytest.fixture(scope="module")
+def prose(root: Path) -> Any:
+    """The script as a module."""
+    path = root / ".ci" / "prose"
+    spec = spec_from_loader("prose", SourceFileLoader("prose", str(path)))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "fault"),
+    [
+        (LONG, 1, "a sentence of 42 words"),
+        ("A title.\n\n- item\n- " + LONG, 4, "a sentence of 43 words"),
+        ("Code.\n```\nx\n```\n" + LONG, 5, "a sentence of 42 words"),
+        (WIDE, 1, "a line of 240 characters"),
+        ("Tables, such as this.", 1, "such as (like"),
+        ("One of\nsuch as this.", 1, "such as (like"),
+    ],
+)
+def test_faults_are_found(prose: Any, text: str, line: int, fault: str) -> None:
+    (found,) = prose.check(text)
+    assert found[0] == line and found[1].startswith(fault)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Short. " * 20,
+        f"| {LONG} | such as |",
+        f"```python\n{LONG}\n```",
+        f"Run:\n\n    {LONG}",
+        f"- `{LONG}`",
+        "It is [wide](" + "x" * 200 + ").",
+        "Such rules, as many as there are.",
+    ],
+)
+def test_the_rest_passes(prose: Any, text: str) -> None:
+    assert list(prose.check(text)) == []
