@@ -222,7 +222,7 @@ DRAFT_COSTS = {"none": (0.0, 0.005), "table": (0.05, 0.02), "model": (0.05, 0.3)
 
 @pytest.mark.parametrize("token", TOKEN_COSTS)
 @pytest.mark.parametrize("rows", [1, 2, 8, 64])
-def test_runs_of_115_tokens_lose_at_most_3_percent_to_plain_decoding(token: str, rows: int) -> None:
+def test_runs_of_115_tokens_lose_at_most_6_percent_to_plain_decoding(token: str, rows: int) -> None:
     """The first run on a model at most 12 %. Single runs differ by their luck; the figures are means over seeds."""
     found = {
         (drafts, chance): ratios(AdaptiveWindow, Cost(TOKEN_COSTS[token], cost, 0.1), chance, 115, rows, range(8))
@@ -230,7 +230,7 @@ def test_runs_of_115_tokens_lose_at_most_3_percent_to_plain_decoding(token: str,
         for chance in (0.0, 0.3, 0.6, 0.9)
     }
     means = np.array([one.mean(0) for one in found.values()])  # [settings, runs]
-    assert means[:, 0].max() < 1.12 and means[:, 1:].max() < 1.03, found
+    assert means[:, 0].max() < 1.12 and means[:, 1:].max() < 1.06, found
 
 
 @pytest.mark.parametrize(("rows", "most"), [(1, 0.03), (8, 0.05)])
