@@ -204,10 +204,7 @@ class DepthDecoding:
 
     def _plain(self, target: CapturedDepth, first: Tensor, meter: Meter, ids: NDArray[np.int64]) -> Tensor | None:
         """The codes without drafts, sampled by one graph; None if they must be sampled one by one."""
-        # A policy that compares single steps with windows is told their time: then the host waits before and after.
-        # A policy that compares single steps with windows is told their time: then the host waits before and after.
-        # A policy that compares single steps with windows is told their time: then the host waits before and after.
-        # A policy that compares single steps with windows is told their time: then the host waits before and after.
+        # A policy that compares plain steps with windows is told their time: then the host waits before and after.
         count, begun = self.model.codes, 0.0
         if self.recipe.auto:
             Download(first).wait()

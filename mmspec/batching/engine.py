@@ -381,11 +381,11 @@ class Engine:
         continued, chained = progress.prepared.continued, progress.prepared.chained
         if continued is None or (row.part and not chained):
             return
-        assert row.tokens is not None
+        assert row.tokens is not None and row.stats is not None
         following = progress.rows[row.part + 1 :][: 1 if chained else None]
         for later in following:
             with torch.no_grad():
-                later.prompt = continued(later.prompt, row.prompt, row.tokens)
+                later.prompt = continued(later.prompt, row.prompt, row.tokens, row.stats.truncated)
         with self._lock:
             for later in following:
                 self._queue.push(progress.request.user, later)
@@ -490,4 +490,4 @@ def _stats(rows: Sequence[RowStats], progress: Progress) -> Stats:
     """The statistics of a request. Acceptance and the parts of the seconds are those of the whole engine."""
     seconds = 0.0 if progress.started is None else time.perf_counter() - progress.started
     parts = dict.fromkeys(PARTS, 0.0) | {"other": seconds}
-    return Stats(sum(row.calls for row in rows), 0, 0.0, [], 0, seconds, parts, 0).over(rows)
+    return Stats(sum(row.target_calls for row in rows), 0, 0.0, [], 0, seconds, parts, 0).over(rows)

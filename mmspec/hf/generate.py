@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from mmspec.arguments import checked_call
 from mmspec.batching.call import decode_rows
 from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -387,7 +388,10 @@ def prepare(
     request = read_request(model, input_ids, found, processors, length, vocab_size, generation_config, inputs, given)
     processors = after_allowed_ids(processors, custom, request.allowed, input_ids.shape[1])
     request = replace(request, processors=processors)
-    plan = adapter.plan(model, request)
+    kind, must = type(model).__name__, "a mmspec.hf.plan.Plan"
+    plan = checked_call(
+        f"plan of the adapter of {kind}", adapter.plan, model, request, must=must, fits=lambda p: isinstance(p, Plan)
+    )
     if plan.history is None:
         refuse_criteria(criteria)
     stop_test = StopTest(criteria, input_ids, plan.first_id) if criteria else None

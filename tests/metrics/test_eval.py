@@ -35,8 +35,8 @@ from mmspec.metrics.evaluation.journal import Journal, SampleRecord, sample_path
 from mmspec.metrics.evaluation.results import as_csv, read_results, short, table
 from mmspec.metrics.evaluation.scores import read_scores
 from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds
+from mmspec.metrics.extractors.classifier import ClassifierExtractor
 from mmspec.metrics.extractors.image import extract
-from mmspec.metrics.extractors.shapes import ShapesExtractor
 from mmspec.metrics.image.frechet import frechet_distance
 from mmspec.metrics.report.runs import ReportRun
 from mmspec.metrics.report.tables import markdown
@@ -118,7 +118,7 @@ def test_results_hold_the_costs_and_images_of_the_pipeline(
 
 def test_distances_are_those_of_the_images_in_the_folder(pipe: Pipe, tmp_path: Path) -> None:
     record = evaluate(tmp_path)
-    extractor = ShapesExtractor(classifier())
+    extractor = ClassifierExtractor("shapes", classifier())
     samples = Journal(tmp_path).read()
 
     def features(recipe: str, offset: int = 0) -> Any:
