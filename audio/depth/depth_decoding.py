@@ -217,7 +217,7 @@ class DepthDecoding:
         if self.recipe.auto:
             Download(codes).wait()
             gained = np.full(len(first), count, dtype=np.int64)
-            self.policy.record(1, Committed(gained, (time.perf_counter() - begun) / count, count))
+            self.policy.record(1, Committed(gained, count, (time.perf_counter() - begun) / count, count))
         return codes
 
 

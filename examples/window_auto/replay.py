@@ -194,11 +194,9 @@ def replay(
         time += call * calls
         before = width
         seconds = call * float(noisy.uniform(1 - noise, 1 + noise)) * (slow if spell else 1.0)
-        if whole:
-            tests = drafts * len(alive), accepted
-            policy.record(width, Committed(after - at, seconds, calls, *tests, together))
-        else:
-            policy.rest(width, seconds, calls)
+        progress, tests = int(after.min() - at[0]), (drafts * len(alive), accepted)
+        committed = Committed(after - at, progress, seconds, calls, *tests, together)
+        (policy.record if whole else policy.rest)(width, committed)
         finished = lengths[running] >= tokens
         if finished.sum() * KEPT >= len(running):
             running = running[~finished]

@@ -46,7 +46,7 @@ from mmspec.hf.plan import Plan, PlanRequest
 from mmspec.hf.request import GenerateRequest, unwrap
 from mmspec.hf.stopping import StopTest
 from mmspec.hf.streaming import TokenStream
-from mmspec.recipes import DEFAULT, Recipe, on_device, parse
+from mmspec.recipes import DEFAULT, Recipe, parse
 from mmspec.sampling.logits_processors import one_by_one
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -142,7 +142,7 @@ def generate(
     check_options(draft_model, table, heads, on_step, measure_entropy, on_stats)
     try:
         refuse_call(unwrap(model), generation_config)
-        recipe = choose_recipe(recipe, draft_model, model.device.type)
+        recipe = choose_recipe(recipe, draft_model)
         own = getattr(adapter_of(unwrap(model)), "generate", None)
         if own is not None:
             if token_streamer is not None:
@@ -178,20 +178,18 @@ def generate(
     return sequences
 
 
-def choose_recipe(recipe: str | Recipe | None, draft_model: Any, device: str) -> Recipe:
+def choose_recipe(recipe: str | Recipe | None, draft_model: Any) -> Recipe:
     """The recipe of a call.
 
     Args:
         recipe: As the caller gave it.
         draft_model: The draft model, or None.
-        device: The type of the model's device.
 
     Raises:
         UnknownNameError: If there is no recipe or rule of that name.
         ArgumentError: If the recipe has a knob that is not allowed.
     """
-    default = DEFAULT if draft_model is None else "draft"
-    return on_device(default, device) if recipe is None else parse(recipe)
+    return parse(recipe if recipe is not None else DEFAULT if draft_model is None else "draft")
 
 
 def decode(
