@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -54,3 +55,19 @@ def test_faults_are_found(prose: Any, text: str, line: int, fault: str) -> None:
 )
 def test_the_rest_passes(prose: Any, text: str) -> None:
     assert list(prose.check(text)) == []
+
+
+def repeated(text: str) -> list[str]:
+    """Comments whose first line follows once more within the same block."""
+    lines = [line.strip() for line in text.splitlines()]
+    blocks = [[""]]
+    for line in lines:
+        blocks[-1].append(line) if line.startswith("# ") else blocks.append([])
+    return [line for block in blocks for line in block if len(line) > 20 and block.count(line) > 1]
+
+
+def test_no_comment_is_written_twice(root: Path) -> None:
+    assert repeated("# a sentence of a comment.\n# more\n# a sentence of a comment.\n# more") != []
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True).stdout
+    found = {path: lines for path in listed.split() if (lines := repeated((root / path).read_text("utf-8")))}
+    assert found == {}
