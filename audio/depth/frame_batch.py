@@ -19,6 +19,7 @@ from mmspec.audio.depth.depth_decoding import (
 )
 from mmspec.decoding.assembly import window_policy
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.default_window import with_window
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.rows import select_rows
@@ -193,7 +194,8 @@ class PreparedFrames:
         layout = Layout(spec.length, pad=spec.pad, cell=(size,), ends=None if ends is None else ended)
         state = BatchState(seeds, layout, 1, model.device)
         tokens = spec.length * model.codes
-        policy = window_policy(recipe, [spec.rest] * count, count, self.resources, tokens, model)
+        recipe = with_window(recipe, model)
+        policy = window_policy(recipe, [spec.rest] * count, count, self.resources, tokens)
         draft = self.draft if recipe.needs_draft_model else None
         meter = Meter(model.device, count)
         first, rest = [spec.first] * count, [spec.rest] * count

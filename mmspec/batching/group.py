@@ -187,7 +187,7 @@ class Group:
         if load != self._load and running:
             self._load = load
             length = self.batch.state.layout.length
-            policy = window_policy(self._recipe, [self._guided], load, self._resources, length, None)
+            policy = window_policy(self._recipe, [self._guided], load, self._resources, length)
             self.batch.use(policy)
         elif running:
             self.batch.use()

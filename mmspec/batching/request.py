@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmspec.decoding.assembly import build_rule, running_batch, window_policy
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.default_window import with_window
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
@@ -190,9 +191,10 @@ class PreparedRows:
 
     def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
         target, layout, samplings, resources = self.target, self.layout, self.samplings, self.resources
+        recipe = with_window(recipe, target)
         state = BatchState(self.seeds or seeds, layout, recipe.window, target.device, self.limits)
         sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
-        policy = window_policy(recipe, samplings, len(seeds), resources, layout.length, target)
+        policy = window_policy(recipe, samplings, len(seeds), resources, layout.length)
         meter = Meter(target.device, len(seeds), watch.measure_entropy)
         return running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter, watch.on_step)
 

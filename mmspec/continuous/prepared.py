@@ -13,6 +13,7 @@ from mmspec.continuous.stats import with_counter
 from mmspec.continuous.tolerance import Tolerance
 from mmspec.decoding.assembly import running_batch, window_policy
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.default_window import with_window
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
@@ -59,10 +60,11 @@ class PreparedLatents:
         if watch.measure_entropy:
             raise ArgumentError("measure_entropy is not possible here: a vector's distribution has no entropy in bits")
         target, layout, resources = self.target, self.layout, self.resources
+        recipe = with_window(recipe, target)
         rule = build_latent_rule(recipe)
         state = BatchState(seeds, layout, recipe.window, target.device, self.limits)
         sampler = LatentSampler(self.head, CounterRNG(seeds, target.device), rule, layout.length)
-        policy = window_policy(recipe, (), len(seeds), resources, layout.length, target)
+        policy = window_policy(recipe, (), len(seeds), resources, layout.length)
         meter = Meter(target.device, len(seeds))
         observers = [each for each in (self.observe, watch.on_step) if each is not None]
         on_step = partial(_in_turn, observers) if observers else None

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from mmspec.arguments import missing, shown
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.default_window import window_of
 from mmspec.decoding.foreign_parts import checked_rule
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
@@ -173,22 +172,20 @@ def window_policy(
     batch_size: int,
     resources: DraftResources,
     length: int,
-    target: Any,
 ) -> WindowPolicy:
     """The window policy of a recipe.
 
     With `window=auto`, runs with the same recipe, batch size and guidance share one `AdaptiveWindow`.
 
     Args:
-        recipe: How to decode.
+        recipe: How to decode, see `mmspec.decoding.default_window.with_window`.
         samplings: Sampling parameters, one per row; empty for vectors.
         batch_size: Number of rows.
         resources: Holds the policies of earlier runs.
         length: Tokens per row in this run.
-        target: The target, or what reads the windows in its place; a recipe that names no window depends on it.
     """
     if not recipe.auto:
-        return FixedWindow(window_of(recipe, target)) if recipe.info.drafts else FixedWindow(1, plain_steps=length)
+        return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, plain_steps=length)
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
     largest = min(largest, getattr(head, "count", LARGEST) + 1)  # Medusa and Hydra heads are so many

@@ -46,7 +46,9 @@ def parameters(target: Any) -> int:
 
 
 def weights(target: Any) -> list[nn.Parameter]:
-    """The weights of the modules of a target, and of the target that it wraps."""
+    """The weights of the modules of a target, and of the target that it wraps; those of a module."""
+    if isinstance(target, nn.Module):
+        return list(target.parameters())
     found = dict[int, nn.Parameter]()
     for part in vars(target).values():
         if isinstance(part, nn.Module):

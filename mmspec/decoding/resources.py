@@ -90,9 +90,6 @@ class ChosenRecipe(Protocol):
     def depth(self) -> int: ...
 
     @property
-    def window_by_model(self) -> bool: ...
-
-    @property
     def auto(self) -> bool: ...
 
     @property

@@ -60,5 +60,8 @@ def refuse_few(count: int, kind: str, context: DraftingContext, depth: int) -> N
         ArgumentError: If there are fewer.
     """
     recipe = context.recipe
-    if depth > count and not (recipe.auto or recipe.auto_branch or recipe.window_by_model):
+    is_largest = (
+        recipe.auto or recipe.auto_branch
+    )  # of a window that is chosen later; of `refreshed` it is what is asked
+    if depth > count and not (is_largest and recipe.knobs.get("refresh", "none") == "none"):
         raise ArgumentError(f"recipe '{recipe}' drafts {depth} tokens ahead, but the drafter has {count} {kind} heads")

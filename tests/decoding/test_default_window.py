@@ -11,13 +11,15 @@ from batch_runs import run
 from torch import nn
 
 from mmspec.decoding import default_window
+from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.assembly import window_policy
-from mmspec.decoding.default_window import window_of
+from mmspec.decoding.default_window import window_of, with_window
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.toys import ToyTarget, toy_resources
+from mmspec.testing.toys import ToyTarget, toy_heads, toy_resources
 
 
 def target(device: str, dtype: torch.dtype, mebibytes: int) -> SimpleNamespace:
@@ -45,9 +47,10 @@ LARGE_BF16, GPU = target("cpu", torch.bfloat16, 400), target("cuda", torch.float
 )
 def test_the_table(recipe: str, widths: tuple[int, ...]) -> None:
     assert tuple(window_of(parse(recipe), each) for each in (SMALL, LARGE, LARGE_BF16, GPU)) == widths
+    chosen = with_window(parse(recipe), LARGE)
+    assert not chosen.window_by_model and chosen.window == widths[1]
     for rows in (1, 64):
-        policy = window_policy(parse(recipe), [SamplingParams()] * rows, rows, DraftResources(), 100, LARGE)
-        assert policy.choose() == widths[1]
+        assert window_policy(chosen, [SamplingParams()] * rows, rows, DraftResources(), 100).choose() == widths[1]
 
 
 def test_what_was_chosen_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,3 +75,32 @@ def test_the_default_is_the_window_that_it_stands_for(recipe: str) -> None:
         for text in texts
     ]
     assert torch.equal(made[0].tokens, made[1].tokens) and made[0].stats.nfe == made[1].stats.nfe
+
+
+def test_the_weights_of_a_module_are_its_own() -> None:
+    module = LARGE.module
+    module.device = torch.device("cpu")
+    assert window_of(parse("sjd"), module) == 8
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [
+        ("scd:start=medusa", "drafts 15 tokens ahead"),
+        ("scd:refresh=medusa,refreshed=20", "drafts 20 tokens ahead"),
+        ("scd:window=auto,refresh=medusa,refreshed=20", "drafts 20 tokens ahead"),
+    ],
+)
+def test_the_default_is_known_before_drafters_are_built(recipe: str, named: str) -> None:
+    layout, heads = Layout(40), DraftResources(heads={"medusa": toy_heads(3, None, 5)["medusa"]})
+    with pytest.raises(ArgumentError, match=f"{named}, but the drafter has 8 Medusa heads"):
+        run(ToyTarget(1, 3, 40, 5, memory=3), parse(recipe), layout, [SamplingParams()], [1], heads)
+
+
+def test_a_window_chosen_later_may_be_wider_than_there_are_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AdaptiveWindow, "choose", lambda policy: 32)
+    layout, heads = Layout(80), DraftResources(heads={"medusa": toy_heads(3, None, 5)["medusa"]})
+    found = run(
+        ToyTarget(1, 3, 80, 5, memory=3), parse("scd:window=auto,start=medusa"), layout, [SamplingParams()], [1], heads
+    )
+    assert found.tokens.shape == (1, 80)

@@ -39,7 +39,8 @@ class MedusaRunner(LastFeatureRunner):
         return self._sampler.root(state, split_cfg(self._logits[:, :1], len(feature) > len(state.ids)))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Probs:
-        depth = tree.depth[:, first : first + tokens.shape[1]]
+        # Past the reused drafts of `start=medusa,window=auto` there may be more slots than heads: the last one goes on.
+        depth = np.minimum(tree.depth[:, first : first + tokens.shape[1]], self._heads.count - 1)
         factor, vocab_size = len(self._logits) // len(tokens), self._logits.shape[-1]
         if (depth == (one := int(depth[0, 0]))).all():  # a level of a tree
             logits = self._logits[:, one : one + 1].expand(-1, tokens.shape[1], -1)
