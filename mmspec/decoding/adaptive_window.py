@@ -25,6 +25,7 @@ _FORGET = 0.98  # of what a width has gained, what is left after each of its cal
 _GAIN = 1.05  # tokens per second that drafts must gain over single steps
 _STEPS, _TIMED = 16, 3  # consecutive single steps while drafting does not pay, and while their cost is unknown
 _FIRST_COST = 1.5  # single steps that a first window is taken to cost
+_SHORTEST = 1e-9  # seconds of a call: clocks may stand still, or be set back
 _SLOW = 4  # times what a call is expected to take, beyond which the time is that of a slow start or of other processes
 # The account, in single steps: a new model starts with 4 % of a run, at least 3 and at most 12. It grows by 1 % of the
 # tokens up to that, and by what drafts save up to a fifth of a run more. A run begins in debt by a tenth at most.
@@ -146,14 +147,15 @@ class AdaptiveWindow:
         if setups() != self._setups:
             return
         before, self._before = self._before, width
+        seconds = max(_SHORTEST, committed.seconds)
         self._pay(width, committed, committed.gain * committed.calls)
         if is_first:  # the beginning is like no other part: images begin with empty background
             return
         known = self._seconds[width] or width in self._slow or not self._seconds[1]
-        if not known and committed.seconds > _SLOW * self._cost(width):
+        if not known and seconds > _SLOW * self._cost(width):
             self._slow.add(width)  # believed the second time
             return
-        self._seconds[width].append(committed.seconds)
+        self._seconds[width].append(seconds)
         gained = (committed.gain + committed.progress) / 2  # the last row of a batch ends it
         if committed.together:  # what rows gain alone
             gained = _expected(committed.accepted / max(committed.tested, 1), width)
@@ -170,7 +172,7 @@ class AdaptiveWindow:
         """Settles calls that are taken to have gained so many tokens."""
         spent = 1.0
         if width > 1 and self._seconds[1]:
-            spent = min(committed.seconds, _SLOW * self._cost(width)) / self._cost(1)
+            spent = min(max(_SHORTEST, committed.seconds), _SLOW * self._cost(width)) / self._cost(1)
         grown = max(self._account, min(self._start, self._account + _GROWTH * tokens))
         self._account = min(grown + tokens - spent * committed.calls, self._limit)
         self._last_row += (1 + _GROWTH) * committed.progress - spent * committed.calls

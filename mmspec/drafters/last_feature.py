@@ -60,8 +60,6 @@ def refuse_few(count: int, kind: str, context: DraftingContext, depth: int) -> N
         ArgumentError: If there are fewer.
     """
     recipe = context.recipe
-    is_largest = (
-        recipe.auto or recipe.auto_branch
-    )  # of a window that is chosen later; of `refreshed` it is what is asked
+    is_largest = recipe.auto or recipe.auto_branch  # what a window may need; `refreshed` is what it does need
     if depth > count and not (is_largest and recipe.knobs.get("refresh", "none") == "none"):
         raise ArgumentError(f"recipe '{recipe}' drafts {depth} tokens ahead, but the drafter has {count} {kind} heads")

@@ -167,6 +167,19 @@ def test_a_captured_graph_and_a_compiled_kernel_are_noticed() -> None:
     assert setups() != before and window.rate(2) == 2.0
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_clock_that_stands_still_or_is_set_back_ends_no_run(seconds: float) -> None:
+    window = AdaptiveWindow(8)
+    window.begin(400)
+    for number in range(200):
+        width = window.choose()
+        assert 1 <= width <= 8 and 0 <= window.next() <= 8
+        window.record(width, committed(seconds if number % 3 else 1.0, width, window.steps() if width == 1 else 1))
+    window.rest(1, committed(seconds, 1))
+    window.begin(400)
+    assert window._account == window._account  # a number
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize(("gained", "expected"), [(1.8, 1), (2.0, 1), (2.15, 4)])
 def test_drafts_must_gain_more_than_single_steps(rows: int, gained: float, expected: int) -> None:
