@@ -1,8 +1,9 @@
-"""Class ids of a call, given as labels or as prompts that are numbers."""
+"""Class ids of a call, given as labels or as prompts that are numbers; and which pipelines have them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -10,6 +11,19 @@ from torch import Tensor
 
 from mmspec.arguments import shown, text_list
 from mmspec.errors import ArgumentError, PromptError
+
+
+def has_classes(pipe: Any) -> bool:
+    """Whether a pipeline generates from classes. A LlamaGen has either classes or texts, and the same call for both."""
+    config = getattr(getattr(pipe, "transformer", None), "config", None)
+    return "class_labels" in signature(pipe.__call__).parameters and getattr(config, "model_type", "c2i") == "c2i"
+
+
+def class_count(pipe: Any) -> int | None:
+    """The number of classes of a model that generates classes; None for another model."""
+    config = pipe.transformer.config if has_classes(pipe) and hasattr(pipe, "transformer") else None
+    names = ("num_classes", "class_num")
+    return next((int(getattr(config, name)) for name in names if hasattr(config, name)), None)
 
 
 def read_classes(
