@@ -152,15 +152,6 @@ def _sibling(drafts, columns, entry, rank, norm, MODE: tl.constexpr):
     # MODE is `Branches.siblings`: 0 without replacement, 1 independent, 2 chosen. Without replacement it is divided by
     # `norm`, its mass without the earlier siblings. `drafts` is (distributions, tokens, children, n, max_children,
     # vocab), with the pointers of this row.
-    # MODE is `Branches.siblings`: 0 without replacement, 1 independent, 2 chosen. Without replacement it is divided by
-    # `norm`, its mass without the earlier siblings. `drafts` is (distributions, tokens, children, n, max_children,
-    # vocab), with the pointers of this row.
-    # MODE is `Branches.siblings`: 0 without replacement, 1 independent, 2 chosen. Without replacement it is divided by
-    # `norm`, its mass without the earlier siblings. `drafts` is (distributions, tokens, children, n, max_children,
-    # vocab), with the pointers of this row.
-    # MODE is `Branches.siblings`: 0 without replacement, 1 independent, 2 chosen. Without replacement it is divided by
-    # `norm`, its mass without the earlier siblings. `drafts` is (distributions, tokens, children, n, max_children,
-    # vocab), with the pointers of this row.
     draft_probs, tokens, children, n, max_children, vocab = drafts
     x = tl.load(tokens + tl.load(children + entry * max_children + rank) - 1)
     if MODE == 2:
@@ -189,15 +180,6 @@ def _sibling_probs(sibling, columns, FLAGS: tl.constexpr):
 @triton.jit
 def _left(left, columns, FLAGS: tl.constexpr):
     """The normalized residual of a slot at `columns`, after some of the children of its entry were tested."""
-    # `left` is (source, drafts, slot, entry, ranks, sums, norms): `ranks` children of `entry` were tested, `sums` holds
-    # the mass of the residual after each child, 0 for an invalid one, and `norms` those of `_sibling`. FLAGS are
-    # GUIDED, MASKED, UNIT, MODE, RANKS.
-    # `left` is (source, drafts, slot, entry, ranks, sums, norms): `ranks` children of `entry` were tested, `sums` holds
-    # the mass of the residual after each child, 0 for an invalid one, and `norms` those of `_sibling`. FLAGS are
-    # GUIDED, MASKED, UNIT, MODE, RANKS.
-    # `left` is (source, drafts, slot, entry, ranks, sums, norms): `ranks` children of `entry` were tested, `sums` holds
-    # the mass of the residual after each child, 0 for an invalid one, and `norms` those of `_sibling`. FLAGS are
-    # GUIDED, MASKED, UNIT, MODE, RANKS.
     # `left` is (source, drafts, slot, entry, ranks, sums, norms): `ranks` children of `entry` were tested, `sums` holds
     # the mass of the residual after each child, 0 for an invalid one, and `norms` those of `_sibling`. FLAGS are
     # GUIDED, MASKED, UNIT, MODE, RANKS.

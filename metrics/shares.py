@@ -146,9 +146,6 @@ def ratio_of(parts: Array, totals: Array, groups: Sequence[Any] | None = None) -
 def _solve(probability: Callable[[float], float], tail: float, outer: float, inner: float) -> float:
     """The point at which a probability that rises from an outer point to an inner one reaches that of a tail."""
     # Regula falsi on normal quantiles, in which the probability is nearly straight, after Dowell and Jarratt (1971).
-    # Regula falsi on normal quantiles, in which the probability is nearly straight, after Dowell and Jarratt (1971).
-    # Regula falsi on normal quantiles, in which the probability is nearly straight, after Dowell and Jarratt (1971).
-    # Regula falsi on normal quantiles, in which the probability is nearly straight, after Dowell and Jarratt (1971).
     wanted = _NORMAL.inv_cdf(tail)
 
     def excess(point: float) -> float:

@@ -50,9 +50,6 @@ class HistoryTarget(ABC):
     def _forced(self, logits: Logits, must: Tensor, at: Numbers) -> Logits:
         """What `_processed` gives, in a few launches: logits [B, W, K, V], codes of forced cells [B, W, K] or -1."""
         # `at` [B] has its copy on the device: the position before the first one, -1 after the prompt.
-        # `at` [B] has its copy on the device: the position before the first one, -1 after the prompt.
-        # `at` [B] has its copy on the device: the position before the first one, -1 after the prompt.
-        # `at` [B] has its copy on the device: the position before the first one, -1 after the prompt.
         # Imported here: Triton may be missing.
         from mmspec.kernels.column_rules import forced_logits, plain_stats
 

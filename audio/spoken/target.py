@@ -245,10 +245,6 @@ def _token_bias(codes: int) -> Tensor:
     """Logit biases [4, V], 0 or -inf: inside the sentence, in its last phone, both at the largest age of a phone."""
     # Before the last phone the sentence cannot stop, and in it no other phone can follow. At the largest age a token
     # must end the phone or the sentence.
-    # Before the last phone the sentence cannot stop, and in it no other phone can follow. At the largest age a token
-    # must end the phone or the sentence.
-    # Before the last phone the sentence cannot stop, and in it no other phone can follow. At the largest age a token
-    # must end the phone or the sentence.
     stop = 2 * codes
     bias = torch.full((4, stop + 1), -torch.inf)
     bias[0, :stop] = 0.0

@@ -144,12 +144,6 @@ def _warm_ups(name: str) -> tuple[object, object]:
     """What recipes that share a whole warm-up call have in common, and those that need no preparation after it."""
     # The former is all but the knobs of the rule. The latter is also the knobs that a kernel is compiled or a table is
     # made for: whole numbers, words and those of `_PREPARED_KNOBS`; other fractions are arguments of kernels.
-    # The former is all but the knobs of the rule. The latter is also the knobs that a kernel is compiled or a table is
-    # made for: whole numbers, words and those of `_PREPARED_KNOBS`; other fractions are arguments of kernels.
-    # The former is all but the knobs of the rule. The latter is also the knobs that a kernel is compiled or a table is
-    # made for: whole numbers, words and those of `_PREPARED_KNOBS`; other fractions are arguments of kernels.
-    # The former is all but the knobs of the rule. The latter is also the knobs that a kernel is compiled or a table is
-    # made for: whole numbers, words and those of `_PREPARED_KNOBS`; other fractions are arguments of kernels.
     recipe = parse(name)
     shared = {knob: value for knob, value in recipe.knobs.items() if knob not in recipe.rule.knobs}
     own = {
@@ -203,9 +197,6 @@ def _first_chunk(stream: Generator[Any, None, None]) -> float:
 
 def _write(folder: Path, group: Sequence[Key], call: _PipelineCall) -> list[SampleRecord]:
     """Writes the files, which must be on the disk before the journal lists them, and returns their records."""
-    # Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
-    # Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
-    # Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
     # Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
     samples = _records(group, call)
     for sample in samples:

@@ -412,8 +412,6 @@ class Engine:
     def _fail(self, rows: Sequence[Row], error: Exception) -> list[RequestOutput]:
         """Starts the rows of a failed batch anew in two halves, until the one to blame fails alone."""
         # After a signal handler they start as one batch. Tokens that have been given out are not given out twice.
-        # After a signal handler they start as one batch. Tokens that have been given out are not given out twice.
-        # After a signal handler they start as one batch. Tokens that have been given out are not given out twice.
         rows = [row for row in rows if not row.progress.done]
         from mmspec.batching.signal_handlers import raised_by_handler
 

@@ -204,10 +204,6 @@ def open_shard(output: Path, shard: Shard, identity: RunIdentity) -> Iterator[Sh
 def _join(folder: ShardFolder, identity: RunIdentity) -> None:
     """Writes what the samples of this process have in common, and compares it with the others'."""
     # Written first: of two processes that start at once with other weights, at least one sees the other's.
-    # Written first: of two processes that start at once with other weights, at least one sees the other's.
-    # Written first: of two processes that start at once with other weights, at least one sees the other's.
-    # Written first: of two processes that start at once with other weights, at least one sees the other's.
-    # Written first: of two processes that start at once with other weights, at least one sees the other's.
     _refuse_other(folder, identity)
     write_durably(json.dumps(asdict(identity)).encode() + b"\n", folder.path / RUN)
     for other in folder.everyone()[:-1]:

@@ -109,10 +109,6 @@ class PackedStore:
     def _recover(self) -> None:
         """Finishes packs that a killed process has begun, and finds the staged samples."""
         # The names of an archive that has lost its end are generated again for another one.
-        # The names of an archive that has lost its end are generated again for another one.
-        # The names of an archive that has lost its end are generated again for another one.
-        # The names of an archive that has lost its end are generated again for another one.
-        # The names of an archive that has lost its end are generated again for another one.
         entries = {entry.name: entry for entry, _ in self.folder.journal.read()}
         staged = {path.stem: path for path in files_inside(inside(self.folder.path, STAGED)) if is_whole(path)}
         for pack, _ in self.packs.read():

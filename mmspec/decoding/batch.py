@@ -318,8 +318,6 @@ class BatchState:
     ) -> NDArray[np.bool_] | None:
         """Which of `tokens` [B, W, *cell], written from `start` on, end their row: host bool [B, W], or None."""
         # `start` and `gained` are host int64 [B]: tokens before them, and those that a row keeps if none ends it.
-        # `start` and `gained` are host int64 [B]: tokens before them, and those that a row keeps if none ends it.
-        # `start` and `gained` are host int64 [B]: tokens before them, and those that a row keeps if none ends it.
         layout, ends = self.layout, None
         if layout.ends is not None:
             ends = layout.ends(tokens if on_host is None else torch.from_numpy(on_host)).cpu().numpy()

@@ -360,12 +360,6 @@ class CUDAGraphTarget:
         # The last windows of a sequence become narrower; capturing a call for each would take longer than it saves.
         # What other targets have captured does not count: a call of another width rounds differently, and a seed would
         # give other tokens after other calls.
-        # The last windows of a sequence become narrower; capturing a call for each would take longer than it saves.
-        # What other targets have captured does not count: a call of another width rounds differently, and a seed would
-        # give other tokens after other calls.
-        # The last windows of a sequence become narrower; capturing a call for each would take longer than it saves.
-        # What other targets have captured does not count: a call of another width rounds differently, and a seed would
-        # give other tokens after other calls.
         widths = (w for w, known in self._widths if known == part)
         return min((w for w in widths if count <= w < 2 * count and w <= most), default=count)
 

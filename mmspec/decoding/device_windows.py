@@ -103,9 +103,6 @@ class DeviceWindows(Windows):
 def _next_width(state: BatchState, width: int, wanted: int) -> int:
     """The width of the window after one of `width` tokens, if it is known before that one is read; else 0."""
     # It is where the longest row keeps enough tokens, whatever it gains. Windows past the end of a row are cut off.
-    # It is where the longest row keeps enough tokens, whatever it gains. Windows past the end of a row are cut off.
-    # It is where the longest row keeps enough tokens, whatever it gains. Windows past the end of a row are cut off.
-    # It is where the longest row keeps enough tokens, whatever it gains. Windows past the end of a row are cut off.
     return wanted if wanted > 1 and state.remaining - width + 1 >= wanted else 0
 
 

@@ -154,12 +154,6 @@ class RunningBatch:
         """Decodes up to `count` windows: each is proposed, read by the target, verified, observed and committed."""
         # Width 1 is plain steps; windows with drafts come one at a time. `next_width` is 0 if it is unknown; a `cut`
         # chooses what is committed of a verdict.
-        # Width 1 is plain steps; windows with drafts come one at a time. `next_width` is 0 if it is unknown; a `cut`
-        # chooses what is committed of a verdict.
-        # Width 1 is plain steps; windows with drafts come one at a time. `next_width` is 0 if it is unknown; a `cut`
-        # chooses what is committed of a verdict.
-        # Width 1 is plain steps; windows with drafts come one at a time. `next_width` is 0 if it is unknown; a `cut`
-        # chooses what is committed of a verdict.
         state, meter, windows = self.state, self.meter, self._windows
         draws = draws_of_plain_steps(state, meter, count)
         for left in reversed(range(count)):

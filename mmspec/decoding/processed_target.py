@@ -198,9 +198,6 @@ class ProcessedTarget:
     def _apply(self, logits: Logits, prefix: Tensor, committed: int) -> Logits:
         """Guidance, then the processors, on logits [B, W, V] with the prefix of each slot, int64 [B, W, L]."""
         # In the first `committed` slots the prefix contains no draft.
-        # In the first `committed` slots the prefix contains no draft.
-        # In the first `committed` slots the prefix contains no draft.
-        # In the first `committed` slots the prefix contains no draft.
         z = logits.cond.float()
         if logits.uncond is not None:
             assert self._guide is not None, "a target with unconditional logits needs `guide`"

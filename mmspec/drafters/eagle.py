@@ -187,12 +187,6 @@ class EagleRunner:
         # Keys and values are written from slot `start + shift` on, `start` [B]. `sees`, bool [B or 1, W, n], has the
         # nodes of a tree that the tokens attend to besides the slots up to its root, `start + prefix`; None is all
         # slots up to their own.
-        # Keys and values are written from slot `start + shift` on, `start` [B]. `sees`, bool [B or 1, W, n], has the
-        # nodes of a tree that the tokens attend to besides the slots up to its root, `start + prefix`; None is all
-        # slots up to their own.
-        # Keys and values are written from slot `start + shift` on, `start` [B]. `sees`, bool [B or 1, W, n], has the
-        # nodes of a tree that the tokens attend to besides the slots up to its root, `start + prefix`; None is all
-        # slots up to their own.
         self.calls += 1
         if self._guided:
             tokens = tokens.repeat(2, 1)

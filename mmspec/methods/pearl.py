@@ -145,12 +145,6 @@ class PearlDrafter:
         """Goes on after a window int64 [B, 1 + m]; u float32 [B, 1] is the number of the token after it."""
         # `numbers` are positions [B, n]: of the last drafts, with the token before; of the guess; of the last draft and
         # the guess; of the next window; and the iterations of its random numbers.
-        # `numbers` are positions [B, n]: of the last drafts, with the token before; of the guess; of the last draft and
-        # the guess; of the next window; and the iterations of its random numbers.
-        # `numbers` are positions [B, n]: of the last drafts, with the token before; of the guess; of the last draft and
-        # the guess; of the next window; and the iterations of its random numbers.
-        # `numbers` are positions [B, n]: of the last drafts, with the token before; of the guess; of the last draft and
-        # the guess; of the next window; and the iterations of its random numbers.
         drafts, here, newest, positions, iterations = numbers
         guess = self._inner.sample_after(window[:, -2:], drafts, here, u)
         tokens, last = torch.cat([window[:, -1:], guess], dim=1), Numbers(np.ones(len(window), dtype=np.int64))

@@ -205,12 +205,6 @@ def _by_groups(weights: Tensor) -> Tensor:
     """The running sum of `weights` [..., V] at the end of every group of adjacent tokens, `widest` [..., groups]."""
     # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
     # of a sample.
-    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
-    # of a sample.
-    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
-    # of a sample.
-    # In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
-    # of a sample.
     if weights.shape[-1] <= _SMALL:
         return weights.cumsum(-1, dtype=widest(weights.device))
     whole = weights.shape[-1] // _GROUP * _GROUP

@@ -43,9 +43,6 @@ def _is_dropped(ordered: Tensor, top_p: Tensor) -> Tensor:
 def _dropped(p: NDArray[np.float32], top_p: Tensor) -> NDArray[np.bool_]:
     """Which tokens of p [R, V] are dropped by top_p [R, 1], bool [R, V], the same as by `_is_dropped`."""
     # Only the largest values are sorted: a sort of a whole vocabulary with its ids takes about eight times as long.
-    # Only the largest values are sorted: a sort of a whole vocabulary with its ids takes about eight times as long.
-    # Only the largest values are sorted: a sort of a whole vocabulary with its ids takes about eight times as long.
-    # Only the largest values are sorted: a sort of a whole vocabulary with its ids takes about eight times as long.
     vocab = p.shape[1]
     if vocab <= _PRESELECTED:
         return _beyond_nucleus(p, np.sort(p, axis=-1), top_p)

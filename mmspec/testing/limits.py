@@ -76,15 +76,6 @@ def _cumulants(mean: Tensor, samples: int, tilts: Tensor) -> Tensor:
     # A multinomial distribution is that of independent Poisson counts, given their sum. The weighted distributions of
     # the counts are convolved by FFT, over as many values around the means as matter; what wraps around only adds to
     # it.
-    # A multinomial distribution is that of independent Poisson counts, given their sum. The weighted distributions of
-    # the counts are convolved by FFT, over as many values around the means as matter; what wraps around only adds to
-    # it.
-    # A multinomial distribution is that of independent Poisson counts, given their sum. The weighted distributions of
-    # the counts are convolved by FFT, over as many values around the means as matter; what wraps around only adds to
-    # it.
-    # A multinomial distribution is that of independent Poisson counts, given their sum. The weighted distributions of
-    # the counts are convolved by FFT, over as many values around the means as matter; what wraps around only adds to
-    # it.
     size = 2 ** math.ceil(math.log2(26 * math.sqrt(samples) + 64))
     offset = torch.arange(size, dtype=torch.float64)
     offset = torch.where(offset < size // 2, offset, offset - size)

@@ -274,9 +274,6 @@ class KyutaiFrames:
     def _advance(self, decisions: Tensor, at: NDArray[np.int64]) -> Tensor:
         """The text ids int64 [B, n] of frames with these decisions, int64 [B, n], from host number `at` [B] on."""
         # A draft may have other ids, which are read as `PAD`; the states after `at` are replaced.
-        # A draft may have other ids, which are read as `PAD`; the states after `at` are replaced.
-        # A draft may have other ids, which are read as `PAD`; the states after `at` are replaced.
-        # A draft may have other ids, which are read as `PAD`; the states after `at` are replaced.
         texts = list[list[int]]()
         for row, (begin, choices) in enumerate(zip(at.tolist(), decisions.tolist(), strict=True)):
             states, own = self._states[row][: begin + 1], list[int]()

@@ -135,9 +135,6 @@ class KyutaiDepth:
     def _run(self, tokens: Tensor, codes: Tensor, slots: Tensor, end: int, at_steps: AtSteps) -> Tensor:
         """Logits [R, W, card] of codes, after tokens int64 [R, W] in `slots`; all arguments but the last are [R, W]."""
         # Where the numbers of `codes` are on the host, only the weights that are used are read.
-        # Where the numbers of `codes` are on the host, only the weights that are used are read.
-        # Where the numbers of `codes` are on the host, only the weights that are used are read.
-        # Where the numbers of `codes` are on the host, only the weights that are used are read.
         model, width, (hidden, text) = self._model, self._model.config.depth.dim, self.inputs
         first = (codes == 0).to(self.device)
         tokens = torch.where(first, text.repeat(self._factor)[:, None], tokens.where(tokens < self.vocab_size - 1, -1))

@@ -209,9 +209,6 @@ class MoshiDepth:
     def _whole(self) -> tuple[Tensor, Tensor]:
         """The logits [B, codebooks, V] and hidden states [B, codebooks, H] of the whole frame."""
         # transformers' own forward attends without a causal mask if none is given.
-        # transformers' own forward attends without a causal mask if none is given.
-        # transformers' own forward attends without a causal mask if none is given.
-        # transformers' own forward attends without a causal mask if none is given.
         decoder, index = self._decoder, torch.arange(self._codebooks, device=self.device)
         of_frame, first = self.inputs
         books = [embed(self._codes[:, j + 1]) for j, embed in enumerate(decoder.embed_tokens)]

@@ -145,9 +145,6 @@ def read_config(found: Mapping[str, Any], what: str) -> Qwen3TTSConfig:
 def _decoder(sizes: Mapping[str, Any]) -> Any:
     """The sizes of a decoder as a `Qwen3Config`."""
     # The talker's three position axes are equal for speech, so that its interleaved rotary embedding is the plain one.
-    # The talker's three position axes are equal for speech, so that its interleaved rotary embedding is the plain one.
-    # The talker's three position axes are equal for speech, so that its interleaved rotary embedding is the plain one.
-    # The talker's three position axes are equal for speech, so that its interleaved rotary embedding is the plain one.
     own = {name: sizes[name] for name in _DECODER if name in sizes}
     rope = {"rope_type": "default", "rope_theta": float(sizes.get("rope_theta", 10000))}
     scaling = sizes.get("rope_scaling") or {}

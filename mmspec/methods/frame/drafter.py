@@ -106,9 +106,6 @@ class FrameRunner:
     def _with_forced(self, logits: Tensor, state: BatchState, depth: NDArray[np.int64]) -> Tensor:
         """Logits [B, 1, V] of the next tokens; where one is forced, those of all others are -inf."""
         # This comes before the sampling parameters, which may leave the most likely token alone.
-        # This comes before the sampling parameters, which may leave the most likely token alone.
-        # This comes before the sampling parameters, which may leave the most likely token alone.
-        # This comes before the sampling parameters, which may leave the most likely token alone.
         begins, constraint, forced = self._book == 0, state.layout.constraint, np.full(len(logits), -1)
         if constraint is not None:
             forced = constraint.forced[(state.length + depth[:, 0]).clip(max=len(constraint.forced) - 1)]

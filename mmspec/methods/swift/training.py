@@ -89,9 +89,6 @@ def _check(prepared: PreparedPrompts) -> None:
 def _search(target: SupportsEarlyExit, teacher: TeacherOutput) -> tuple[list[int], list[float]]:
     """Skips one more layer at a time, the one that costs least; returns the layers and the overlap with each."""
     # The overlap is the sum of min(p, q), the chance that a draft is accepted.
-    # The overlap is the sum of min(p, q), the chance that a draft is accepted.
-    # The overlap is the sum of min(p, q), the chance that a draft is accepted.
-    # The overlap is the sum of min(p, q), the chance that a draft is accepted.
     order, overlap = list[int](), list[float]()
     tokens, mask = teacher.tokens, teacher.mask[:, 1:]
     positions = spread(len(tokens), 1, tokens.shape[1] - 1)
