@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from mmspec.audio.codec import Codec
-from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import ends_sentence
 from mmspec.audio.text_cuts import are_joined, finds_words
 from mmspec.batching.request import PreparedBatch
@@ -62,14 +62,14 @@ class PreparedText:
         return f"part {part + 1} of {len(self.parts)}{shown}"
 
     def remarks(self, adapter: SpeechAdapter, parts: Sequence[Tensor], rows: Sequence[RowStats]) -> list[str]:
-        """The notes, and the remarks on what was decoded.
+        """The remarks on what was decoded.
 
         Args:
             adapter: The model.
             parts: The tokens of each part.
             rows: The statistics of each part.
         """
-        notes = list(self.notes)
+        notes = list[str]()
         for i, (tokens, row) in enumerate(zip(parts, rows, strict=True)):
             if not adapter.codes(tokens).shape[-1]:
                 notes.append(self.silence_note(i))
@@ -210,6 +210,30 @@ class ContinuesLatest(SupportsVoiceContinuation, Protocol):
 
 
 @runtime_checkable
+class ContinuesParts(SpeechAdapter, Protocol):
+    """An adapter of a model that clones a voice from codes and their text: a part can continue other parts.
+
+    Attributes:
+        continues_parts: Whether the model can.
+        draws_voice: See `SupportsVoiceContinuation`.
+    """
+
+    continues_parts: bool
+    draws_voice: bool
+
+    def continue_from(self, part: Any, context: Sequence[ReferenceCodes]) -> Any | None:
+        """The part `part`, as it was read, after its own reference audio and the parts `context`, in this order.
+
+        Args:
+            context: The text and the codes int64 [F, K] of parts that were decoded, at least one.
+
+        Returns:
+            The part, or None if that does not fit into the positions of the model.
+        """
+        ...
+
+
+@runtime_checkable
 class SeparatesParts(SpeechAdapter, Protocol):
     """An adapter of a model whose parts are not all prepared together."""
 
@@ -225,8 +249,3 @@ class DecodesParts(SpeechAdapter, Protocol):
     def part_codec(self, part: Any) -> Codec:
         """The codec of a part; `codec` itself if the prompt does not matter."""
         ...
-
-
-def codec_of_part(adapter: SpeechAdapter, part: Any) -> Codec:
-    """The codec of a part of a text."""
-    return adapter.part_codec(part) if isinstance(adapter, DecodesParts) else adapter.codec

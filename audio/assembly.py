@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.adapter import SpeechAdapter, codec_of_part
+from mmspec.audio.adapter import SpeechAdapter
 from mmspec.audio.audio_renderer import AudioRenderer
 from mmspec.audio.outputs import AudioOutput, AudioStream
 from mmspec.audio.resampling import Resampler, resample
-from mmspec.audio.text_parts import TextParts
+from mmspec.audio.text_parts import PartPrompt, TextParts
 from mmspec.batching.call import CallEngine
 from mmspec.batching.engine_thread import outputs_from_thread
 from mmspec.batching.request import PreparedRequest
@@ -67,10 +66,8 @@ class AudioAssembler:
         audio, own = np.concatenate(chunks, axis=-1), self._adapter.codec.sampling_rate
         if self.sampling_rate != own and not latent:
             audio = resample(audio, own, self.sampling_rate)
-        notes, truncated = (
-            text.prepared.remarks(self._adapter, tokens, stats.rows),
-            any(r.truncated for r in stats.rows),
-        )
+        notes = [*text.notes, *text.prepared.remarks(self._adapter, tokens, stats.rows)]
+        truncated = any(r.truncated for r in stats.rows)
         return AudioOutput(audio, self.sampling_rate, list(tokens), text.seed, notes, truncated, stats)
 
     def stream(self, engine: CallEngine, text: TextParts, first: int, every: int) -> AudioStream:
@@ -82,7 +79,7 @@ class AudioAssembler:
             every: Frames in the later chunks.
         """
         silences = [self._silence_after(text, i) for i in range(len(text.prompts))]
-        notes, truncations = list(text.prepared.notes), list[str]()
+        notes, truncations = text.notes, list[str]()
         tokens: list[list[Tensor]] = [[] for _ in text.prompts]
 
         def chunks() -> Generator[NDArray[np.float32], None, None]:
@@ -106,9 +103,9 @@ class AudioAssembler:
     def _silence_after(self, text: TextParts, part: int) -> NDArray[np.float32]:
         return self._silence if text.prepared.pause_follows(part) else self._silence[:, :0]
 
-    def _decode(self, tokens: Tensor, part: Any) -> NDArray[np.float32]:
+    def _decode(self, tokens: Tensor, prompt: PartPrompt) -> NDArray[np.float32]:
         """The audio float32 [channels, samples] of the tokens of a part, in the model's rate."""
         codes = self._adapter.codes(tokens)
         if not codes.shape[-1]:  # the model ended at once; codecs refuse no frames
             return np.zeros((self._adapter.codec.channels, 0), dtype=np.float32)
-        return codec_of_part(self._adapter, part).decode(codes[None])[0].cpu().numpy()
+        return prompt.codec().decode(codes[None])[0].cpu().numpy()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmspec.audio.adapter import SpeechAdapter, codec_of_part
+from mmspec.audio.adapter import SpeechAdapter
 from mmspec.audio.codec import CodecStream
 from mmspec.audio.resampling import Resampler
 
@@ -75,7 +75,7 @@ class AudioRenderer:
                     chunks += self._finish_part()
                     self._part, self._stream = self._part + 1, None
                 if self._stream is None:
-                    self._stream = codec_of_part(self._adapter, output.prompt.part).stream()
+                    self._stream = output.prompt.codec().stream()
                 self._tokens.append(output.tokens)
             chunks += self._finish_part() if last else self._decode(last=False)
         if self._resampler is not None:

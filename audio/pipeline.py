@@ -186,6 +186,7 @@ class SpeechPipeline(ModelPipeline):
         guidance_scale: float | None = None,
         batch_size: int | None = None,
         pause: float = 0.0,
+        condition_on_previous_chunks: bool = False,
         sampling_rate: int | None = None,
         on_step: OnStep | None = None,
         measure_entropy: bool = False,
@@ -193,7 +194,8 @@ class SpeechPipeline(ModelPipeline):
         """Generates audio of one text, or of several texts as one batch.
 
         A long text is split into parts, such as sentences, which are rows of the batch. If the model draws a new voice
-        for every part, the later parts of a text continue the voice of its first part.
+        for every part, the later parts of a text continue the voice of its first part. With
+        `condition_on_previous_chunks`, they also continue the part just before them.
 
         Args:
             text: A text, or a list of texts.
@@ -211,6 +213,9 @@ class SpeechPipeline(ModelPipeline):
             batch_size: Parts to decode at a time, at most; None is the number of texts, but at least 8. The audio does
                 not depend on it.
             pause: Seconds of silence after each sentence at which a text was split, in addition to the model's own.
+            condition_on_previous_chunks: Whether each part of a text continues the codes and the text of the part
+                before it, after its reference audio or, if the model draws the voice, the first part. The parts of a
+                text are then decoded one after the other.
             sampling_rate: Samples per second of the audio, which is resampled; None is the model's rate.
             on_step: Called with a `mmspec.decoding.step.Step` after every target call of a batch, whose rows and counts
                 it shows; parts join and leave a batch while it runs.
@@ -227,6 +232,7 @@ class SpeechPipeline(ModelPipeline):
         texts = text_list("text", text)
         check_callback("on_step", on_step)
         check_flag("measure_entropy", measure_entropy)
+        check_flag("condition_on_previous_chunks", condition_on_previous_chunks)
         if batch_size is None:
             batch_size = max(len(texts), DEFAULT_BATCH)
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -237,7 +243,7 @@ class SpeechPipeline(ModelPipeline):
         prepared = [self.read(t, voice) for t in texts]
         seeds = row_seeds(seed, len(texts))
         requests = [
-            assembler.request(TextParts(self.adapter, each, sampling, own_seed))
+            assembler.request(TextParts(self.adapter, each, sampling, own_seed, condition_on_previous_chunks))
             for each, own_seed in zip(prepared, seeds, strict=True)
         ]
         engine = CallEngine(self, requests, chosen, batch_size, Watch(on_step, measure_entropy))
@@ -254,7 +260,8 @@ class SpeechPipeline(ModelPipeline):
             prompt: A text, or what `read` made of it; that of a pipeline of the same model that follows reference audio
                 is read by this one.
             options: `seed`, `voice`, `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `guidance_scale`, `pause`,
-                `sampling_rate`, and `output_type`: "audio" for an `AudioOutput`, "latent" for one without samples.
+                `condition_on_previous_chunks`, `sampling_rate`, and `output_type`: "audio" for an `AudioOutput`,
+                "latent" for one without samples.
             recipe: How it is decoded.
 
         Raises:
@@ -265,7 +272,10 @@ class SpeechPipeline(ModelPipeline):
         if adapter is not None and adapter is not self.adapter:
             return SpeechPipeline(adapter).read_request(prompt, options, recipe)
         names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale")
-        check_options(options, ("seed", "voice", *names, "pause", "sampling_rate", "output_type"))
+        own = ("pause", "condition_on_previous_chunks", "sampling_rate", "output_type")
+        check_options(options, ("seed", "voice", *names, *own))
+        conditioned = options.get("condition_on_previous_chunks", False)
+        check_flag("condition_on_previous_chunks", conditioned)
         output_type = options.get("output_type", "audio")
         if output_type not in ("audio", "latent"):
             raise ArgumentError(f"output_type={shown(output_type)} is not allowed; use 'audio' or 'latent'")
@@ -273,7 +283,8 @@ class SpeechPipeline(ModelPipeline):
         sampling = self._sampling(*(options.get(name) for name in names))
         prepared = self.read(prompt, options.get("voice"))
         (seed,) = row_seeds(options.get("seed"), 1)
-        return assembler.request(TextParts(self.adapter, prepared, sampling, seed), output_type == "latent")
+        parts = TextParts(self.adapter, prepared, sampling, seed, conditioned)
+        return assembler.request(parts, output_type == "latent")
 
     def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedBatch:
         """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
@@ -297,6 +308,7 @@ class SpeechPipeline(ModelPipeline):
         typical_p: float | None = None,
         guidance_scale: float | None = None,
         pause: float = 0.0,
+        condition_on_previous_chunks: bool = False,
         sampling_rate: int | None = None,
         first: int = FIRST,
         every: int = EVERY,
@@ -320,12 +332,13 @@ class SpeechPipeline(ModelPipeline):
         check_integer("first", first, 1, 2**31)
         check_integer("every", every, 1, 2**31)
         check_callback("on_step", on_step)
+        check_flag("condition_on_previous_chunks", condition_on_previous_chunks)
         chosen = parse(recipe if recipe is not None else self.adapter.recipe)
         sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         assembler = AudioAssembler(self.adapter, pause, sampling_rate)
         prepared = self.read(text, voice)
         (own_seed,) = row_seeds(seed, 1)
-        parts = TextParts(self.adapter, prepared, sampling, own_seed)
+        parts = TextParts(self.adapter, prepared, sampling, own_seed, condition_on_previous_chunks)
         engine = CallEngine(self, [assembler.request(parts, True)], chosen, 1, Watch(on_step), streams=True)
         return assembler.stream(engine, parts, first, every)
 

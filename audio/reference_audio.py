@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,3 +116,15 @@ class ReferenceCodes:
                 f"{codebooks}], 0 to {count - 1}"
             )
         return replace(self, codes=codes.cpu().long())
+
+
+def joined(references: Sequence[ReferenceCodes]) -> ReferenceCodes:
+    """References that follow each other, as one, in the shape of the first.
+
+    It has no transcript if one of them has codes without a transcript.
+    """
+    spoken = [each for each in references if each.codes.numel()]
+    texts = [each.transcript.strip() for each in spoken]
+    speakers = [each.speaker for each in references if each.speaker is not None]
+    codes = torch.cat([each.codes.cpu().reshape(-1, *spoken[0].codes.shape[1:]) for each in spoken])
+    return ReferenceCodes(" ".join(texts) if all(texts) else "", codes, speakers[0] if speakers else None)

@@ -158,7 +158,7 @@ def assisted(one: Published, options: Options) -> Case:
         "transformers generate": partial(generate, model, one, options),
         "mmspec plain": partial(accelerated, "plain", model, one, options),
     }
-    for recipe in options.recipes or ("draft:window=4",):
+    for recipe in options.recipes or ("draft:window=5",):
         jobs[f"mmspec {recipe}"] = partial(accelerated, recipe, model, one, options, draft_model=draft)
     return Case(f"{one.config}, {parameters(model)}; draft of its first 2 layers", jobs)
 

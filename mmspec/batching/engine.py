@@ -381,11 +381,11 @@ class Engine:
         continued, chained = progress.prepared.continued, progress.prepared.chained
         if continued is None or (row.part and not chained):
             return
-        assert row.tokens is not None
+        assert row.tokens is not None and row.stats is not None
         following = progress.rows[row.part + 1 :][: 1 if chained else None]
         for later in following:
             with torch.no_grad():
-                later.prompt = continued(later.prompt, row.prompt, row.tokens)
+                later.prompt = continued(later.prompt, row.prompt, row.tokens, row.stats.truncated)
         with self._lock:
             for later in following:
                 self._queue.push(progress.request.user, later)

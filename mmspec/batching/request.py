@@ -101,7 +101,7 @@ class PreparedRequest:
         finish: Makes the pipeline's output from the tokens of each part, [n, *cell], and the statistics.
         seed: The seed of the request.
         continued: If the later parts of a request continue its first one: makes such a part from the part, the first
-            part and the tokens of the first part. They are then decoded after it.
+            part, the tokens of the first part and whether these are truncated. They are then decoded after it.
         notes: Remarks for the caller.
         codes: Maps a row's tokens so far to those that are given out, such as the codes of an image without the ends of
             its lines; more tokens only append codes. None gives out the tokens themselves.
@@ -111,7 +111,7 @@ class PreparedRequest:
     rows: Sequence[RowPrompt]
     finish: Callable[[Sequence[Tensor], Stats], Any]
     seed: int
-    continued: Callable[[RowPrompt, RowPrompt, Tensor], RowPrompt] | None = None
+    continued: Callable[[RowPrompt, RowPrompt, Tensor, bool], RowPrompt] | None = None
     notes: Sequence[str] = ()
     codes: Callable[[Tensor], Tensor] | None = None
     chained: bool = False

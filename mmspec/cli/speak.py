@@ -76,6 +76,13 @@ def speak(
     pause: Annotated[
         float, typer.Option(min=0, max=60, help="Seconds of silence after each sentence at which a text is split.")
     ] = 0.0,
+    condition_on_previous_chunks: Annotated[
+        bool,
+        typer.Option(
+            "--condition-on-previous-chunks",
+            help="Let each part of a long text continue the one before it, for models that clone from codes and text.",
+        ),
+    ] = False,
     sampling_rate: SamplingRate = None,
     style: Style = None,
     codec: Codec = None,
@@ -95,6 +102,7 @@ def speak(
     settings = given(
         voice=voice, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
         guidance_scale=guidance_scale, pause=pause, sampling_rate=sampling_rate,
+        condition_on_previous_chunks=condition_on_previous_chunks or None,
     )  # fmt: skip
     pipe = without_bars(load_audio_pipeline(model, device, voice_file, voice_text, options, codec, dtype), drafter)
     if chosen is None and window is not None:

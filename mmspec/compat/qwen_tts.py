@@ -7,7 +7,7 @@ The package needs transformers 4.57.3, beside which mmspec does not run. A scrip
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -30,6 +30,7 @@ from mmspec.audio.models.qwen3_tts.prompt import (
 )
 from mmspec.audio.models.qwen3_tts.speaker import embed_voice
 from mmspec.audio.models.qwen3_tts.speech import Qwen3TTSAdapter
+from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.batching.call import decode_rows
 from mmspec.compat.recordings import read_recording
 from mmspec.decoding.stats import Stats
@@ -136,7 +137,8 @@ class Qwen3TTSModel:
         """
         if device_map == "auto":
             device_map = "cuda" if torch.cuda.is_available() else "cpu"
-        if not isinstance(device_map, str | int | torch.device | None):
+        one = device_map is None or isinstance(device_map, str | int | torch.device)
+        if not one or isinstance(device_map, bool) or (isinstance(device_map, int) and device_map < 0):
             raise ArgumentError(f"device_map={shown(device_map)} is not allowed; it must be one device, or 'auto'")
         device = f"cuda:{device_map}" if isinstance(device_map, int) else device_map
         pipe = load(
@@ -233,13 +235,12 @@ class Qwen3TTSModel:
         if voice_clone_prompt is None:
             items = self.create_voice_clone_prompt(ref_audio, ref_text, x_vector_only_mode)
         else:
-            items = _items(voice_clone_prompt)
+            items = [self._checked(item) for item in _items(voice_clone_prompt)]
         rows = []
         for spoken, name, item in zip(texts, names, _repeated("voice_clone_prompt", items, len(texts)), strict=True):
             continuation = None
             if item.icl_mode:
-                if not item.ref_text or item.ref_code is None:
-                    raise ArgumentError("voice_clone_prompt has no ref_text or no ref_code, which icl_mode needs")
+                assert item.ref_text is not None and item.ref_code is not None
                 continuation = Continuation(self._ids(reference_text(item.ref_text)), item.ref_code)
             prompt = self._prompt(spoken, name, non_streaming_mode, continuation=continuation)
             rows.append(_Row(prompt, item.ref_spk_embedding))
@@ -292,6 +293,27 @@ class Qwen3TTSModel:
         if not self.model.model.config.instructs:
             instruct = None
         return self._speak(self._named(text, speaker, language, instruct, non_streaming_mode), settings)
+
+    def _checked(self, item: VoiceClonePromptItem) -> VoiceClonePromptItem:
+        """A voice that fits the model.
+
+        Raises:
+            ArgumentError: If its vector or its codes have another shape, or it has no text to continue.
+        """
+        config, vector = self.model.model.config, item.ref_spk_embedding
+        width = int(config.talker.hidden_size)
+        if not isinstance(vector, Tensor) or not vector.is_floating_point() or list(vector.shape) != [width]:
+            found = f"of shape {list(vector.shape)} and type {vector.dtype}" if isinstance(vector, Tensor) else vector
+            raise ArgumentError(f"voice_clone_prompt has a ref_spk_embedding {found}; it must be floats [{width}]")
+        if not item.icl_mode:
+            return item
+        if not item.ref_text or item.ref_code is None:
+            raise ArgumentError("voice_clone_prompt has no ref_text or no ref_code, which icl_mode needs")
+        codes = ReferenceCodes(item.ref_text, item.ref_code)
+        try:
+            return replace(item, ref_code=codes.checked(config.codebooks, config.codes).codes)
+        except ArgumentError as error:
+            raise ArgumentError(f"voice_clone_prompt: {error}") from None
 
     def _check(self, kind: str, method: str) -> None:
         """Refuses a model of another kind than a method needs."""
@@ -376,8 +398,12 @@ class Qwen3TTSModel:
 
 def _sampling(chosen: Mapping[str, Any], stage: str, switch: str) -> SamplingParams:
     """The sampling parameters of a stage, the talker "" or "subtalker_"; `switch` turns sampling on."""
-    values = (chosen[stage + name] for name in ("temperature", "top_k", "top_p"))
-    return SamplingParams(*values) if chosen[switch] else SamplingParams(0.0)
+    if not chosen[switch]:
+        return SamplingParams(0.0)
+    try:
+        return SamplingParams(*(chosen[stage + name] for name in ("temperature", "top_k", "top_p")))
+    except ArgumentError as error:  # which begins with the name
+        raise ArgumentError(f"{stage}{error}") from None
 
 
 def _listed(value: Any) -> list[Any]:

@@ -48,10 +48,13 @@ class GenerationRequest(BaseModel):
     typical_p: Number | None = None
     guidance_scale: Number | None = None
 
+    # The parameters that are arguments of a call of the pipeline.
+    SETTINGS: ClassVar[tuple[str, ...]] = ("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale")
+
     def settings(self) -> dict[str, float | int]:
-        """The sampling parameters that are set."""
-        names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        """The arguments of a call of the pipeline that are set."""
+        given = {name: getattr(self, name) for name in self.SETTINGS}
+        return {name: value for name, value in given.items() if value is not None and value is not False}
 
     def notes(self) -> list[str]:
         """Remarks on parameters that have no effect."""
@@ -144,6 +147,7 @@ class SpeechRequest(GenerationRequest):
         steps: With events, also send `generation.step` after each target call.
         ref_audio: A recording whose voice to follow, as base64 or a `data:` URL; or a `file:` URL.
         ref_text: The words spoken in it.
+        condition_on_previous_chunks: Whether each part of a long text continues the one before it.
         speed: Without effect; models speak at one speed.
         instructions: Without effect.
         language: Without effect.
@@ -165,6 +169,7 @@ class SpeechRequest(GenerationRequest):
         "normalization_options": (), "volume_multiplier": (1,), "download_format": (), "return_download_link": (False,),
         "backend": ("",),
     }  # fmt: skip
+    SETTINGS = (*GenerationRequest.SETTINGS, "condition_on_previous_chunks")
 
     input: str
     voice: str | VoiceId | None = None
@@ -177,6 +182,7 @@ class SpeechRequest(GenerationRequest):
     steps: bool | None = None
     ref_audio: str | None = None
     ref_text: str | None = None
+    condition_on_previous_chunks: bool | None = None
     speed: Annotated[Number, Field(ge=0.25, le=4)] | None = None
     instructions: str | None = None
     language: Any = None

@@ -103,7 +103,7 @@ def test_the_end_of_the_positions_of_higgs() -> None:
             adapter = higgs(positions, frames=4).adapter
             patch.setattr(adapter, "codes", lambda tokens: codes)
             after = adapter.continue_voice(part, part, torch.empty(0))
-            assert (after.context is not None) == kept
+            assert bool(after.context) == kept
 
 
 def latents(family: str, positions: int, **options: Any) -> Any:

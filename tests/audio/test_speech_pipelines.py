@@ -22,7 +22,7 @@ from mmspec.audio.load import smaller_model
 from mmspec.audio.models.flat.decoding import StreamFormat
 from mmspec.audio.models.flat.speech import FlatAdapter
 from mmspec.audio.models.flat.style import Style
-from mmspec.audio.text_parts import PartPrompt, TextParts
+from mmspec.audio.text_parts import TextParts
 from mmspec.batching.request import RequestOutput
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.stats import RowStats
@@ -83,7 +83,7 @@ def test_a_stream_goes_on_after_a_part_without_tokens(tmp_path: Path) -> None:
 
     class Engine:
         def outputs(self) -> Iterator[RequestOutput]:  # as an engine: nothing for a part without tokens
-            yield RequestOutput("0", found[-1], True, "stop", 9, count - 1, PartPrompt(pipe.adapter, parts.prompts[-1]))
+            yield RequestOutput("0", found[-1], True, "stop", 9, count - 1, parts.prompts[-1])
 
         def row_stats(self, number: int) -> RowStats:
             return rows[number]

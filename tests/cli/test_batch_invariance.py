@@ -10,19 +10,32 @@ from typing import Any
 import pytest
 import tiny_latents
 import tiny_llamagen
+import tiny_mar
 import tiny_models
 import tiny_processors
+import tiny_var
 import torch
 from torch import Tensor
 
 import mmspec
 from mmspec.cli.app import main
-from mmspec.cli.model_check.batch_invariance import LATE, SERVER, TOGETHER, Codes, check_batch_invariance, difference
+from mmspec.cli.model_check.batch_invariance import (
+    LATE,
+    SERVER,
+    TOGETHER,
+    Codes,
+    check_batch_invariance,
+    class_count,
+    difference,
+    label_of,
+)
+from mmspec.cli.model_check.batch_invariance_report import prompts_of
 from mmspec.cli.model_check.subject import dtype_of
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
+from mmspec.vision.mar.pipeline import MARPipeline
 
 CLASSES = ["3", "1", "7", "1"]
 WORDS = ["one two", "a red dog", "two", "a dog"]
@@ -62,6 +75,21 @@ def test_codes_do_not_depend_on_other_requests(kind: str) -> None:
     ways = (TOGETHER, LATE) if kind == "classes" else (TOGETHER, LATE, SERVER)  # the endpoint takes texts
     assert found[: len(ways)] == [Codes(way, "float32", len(prompts), len(prompts)) for way in ways]
     assert [codes.result for codes in found] == ["passed"] * len(ways) + ["not checked"] * (3 - len(ways))
+
+
+def test_models_of_classes_choose_classes() -> None:
+    llamagen = LlamaGenPipeline(tiny_llamagen.tiny(model_type="c2i", num_classes=9, cls_token_num=1))
+    for pipe, count in (
+        (llamagen, 9),
+        (MARPipeline(tiny_mar.tiny()), 7),
+        (tiny_var.tiny_var_pipeline(), 5),
+    ):
+        chosen = [int(prompt) for prompt in prompts_of("tiny", pipe, 8)]
+        assert class_count(pipe) == count and chosen == sorted(chosen) and chosen[0] < chosen[-1] < count
+        pipe.read_request(label_of(pipe, str(chosen[-1])), {"output_type": "latent"}, parse("plain"))
+    for model in ("shapes", "spoken"):
+        pipe = mmspec.load(model)
+        assert class_count(pipe) is None and not prompts_of(model, pipe, 8)[0].isdigit()
 
 
 @pytest.fixture

@@ -118,6 +118,14 @@ def test_the_settings_are_those_of_the_package() -> None:
     assert list(named) == ["self", "text", "speaker", "language", "instruct", "non_streaming_mode", "settings"]
 
 
+def clone(model: Qwen3TTSModel, vector: Any = "own", codes: Any = None, text: str | None = "b") -> Any:
+    """Speaks with a voice that was not made for the model."""
+    sizes = [model.model.model.config.talker.hidden_size] if vector == "own" else vector
+    own = torch.zeros(4, 4).long() if codes is None else codes
+    item = VoiceClonePromptItem(own, None if sizes is None else torch.zeros(sizes), False, True, text)  # type: ignore[arg-type]
+    return model.generate_voice_clone("a", voice_clone_prompt=[item])
+
+
 @pytest.mark.parametrize(
     ("kind", "wrong", "message"),
     [
@@ -140,6 +148,14 @@ def test_the_settings_are_those_of_the_package() -> None:
         ("base", lambda m: m.create_voice_clone_prompt(Path("none.wav"), "a"), "'none.wav' is not a readable recordi"),
         ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", num_beams=2), "num_beams is not an argument"),
         ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", max_new_tokens=1), "max_new_tokens=1 is not"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", temperature=-1), "temperature=-1 is not"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", subtalker_top_p=2), "subtalker_top_p=2 is not"),
+        ("base", lambda m: clone(m, vector=[3]), "ref_spk_embedding of shape [3] and type torch.float32; it"),
+        ("base", lambda m: clone(m, vector=None), "voice_clone_prompt has a ref_spk_embedding None; it must be floats"),
+        ("base", lambda m: clone(m, codes=torch.zeros(5, 3).long()), "has codes of shape [5, 3] and type torch.int64"),
+        ("base", lambda m: clone(m, codes=torch.full((5, 4), 16)), "they must be integers [frames, 4], 0 to 15"),
+        ("base", lambda m: clone(m, codes="abc"), "codes='abc' is not allowed; it must be a tensor of integers"),
+        ("base", lambda m: clone(m, text=None), "has no ref_text or no ref_code, which icl_mode needs"),
     ],
 )  # fmt: skip
 def test_what_is_refused(kind: str, wrong: Any, message: str, load: Any) -> None:
@@ -151,8 +167,9 @@ def test_what_is_refused(kind: str, wrong: Any, message: str, load: Any) -> None
 def test_other_models_and_devices_are_refused() -> None:
     with pytest.raises(ModelError, match="'spoken' is not a Qwen3-TTS"):
         Qwen3TTSModel.from_pretrained("spoken")
-    with pytest.raises(ArgumentError, match="device_map={'a': 0} is not allowed; it must be one device"):
-        Qwen3TTSModel.from_pretrained("spoken", device_map={"a": 0})
+    for device_map in ({"a": 0}, True, -1):
+        with pytest.raises(ArgumentError, match=f"device_map={device_map} is not allowed; it must be one device"):
+            Qwen3TTSModel.from_pretrained("spoken", device_map=device_map)
 
 
 def test_a_recording_is_fetched(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:

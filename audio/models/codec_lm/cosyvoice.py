@@ -8,6 +8,7 @@ Text is used as it is; normalizing it is left to the caller.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mmspec.audio.models.codec_lm.cosyvoice_tokens import END_OF_PROMPT, VERSION
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, read_state
 from mmspec.audio.positions import check_positions
-from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.audio.reference_audio import ReferenceCodes, joined
 from mmspec.audio.text import ending_like, split_text
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.files.checkpoint import check_depths, sizes_of
@@ -85,16 +86,21 @@ class CosyVoice:
         return [ending_like(piece, f"{instruction}{mark}{piece}") for piece in split_text(words, MAX_LETTERS)]
 
     def prompt(self, text: str) -> TextPrompt:
+        return self.prompt_after(text, ())
+
+    def prompt_after(self, text: str, context: Sequence[ReferenceCodes]) -> TextPrompt:
         instruction, mark, words = text.rpartition(END_OF_PROMPT)
-        said = "" if self._voice is None else self._voice.transcript
+        spoken = [replace(each, transcript=each.transcript.rpartition(END_OF_PROMPT)[2]) for each in context]
+        before = joined([*([] if self._voice is None else [self._voice]), *spoken]) if spoken else self._voice
+        said = "" if before is None else before.transcript
         if self._third and not mark and END_OF_PROMPT not in said:
             said = f"{INSTRUCTION}{said}"
         # The bounds count the words alone, as the package does where the instruction is an argument of its own.
-        before, ids = self._ids(f"{instruction}{mark}{said}" if mark or said else ""), self._ids(words)
+        prefix, ids = self._ids(f"{instruction}{mark}{said}" if mark or said else ""), self._ids(words)
         after = self.codec_lm.embed.weight[:0]
-        if self._voice is not None:
-            after = self.codec_lm.embed(self._voice.codes.to(self._start_embeds.device))
-        words = self._texts(torch.tensor(before + ids, dtype=torch.int64, device=self._start_embeds.device))
+        if before is not None:
+            after = self.codec_lm.embed(before.codes.flatten().to(self._start_embeds.device))
+        words = self._texts(torch.tensor(prefix + ids, dtype=torch.int64, device=self._start_embeds.device))
         cond = torch.cat([self._start_embeds[:1], words, self._start_embeds[1:], after])
         most = MAX_CODES * max(len(ids), 1)
         check_positions(len(cond), most, int(self.codec_lm.decoder.config.max_position_embeddings))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,14 @@ from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
+from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.files.checkpoint import listed, read_weights
 from mmspec.heads.head import Head
 from mmspec.heads.merged_vocabulary import MergedVocabulary
@@ -93,6 +94,27 @@ class TextFrontend(Protocol):
         ...
 
 
+@runtime_checkable
+class ContinuesTexts(TextFrontend, Protocol):
+    """A text frontend of a model that continues codes and their text."""
+
+    def prompt_after(self, text: str, context: Sequence[ReferenceCodes]) -> TextPrompt:
+        """The prompt of a piece of text after its voice and other pieces that were decoded.
+
+        Raises:
+            PromptError: If that is too long.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ContinuedText:
+    """A piece of text, and the pieces that it continues."""
+
+    text: str
+    context: tuple[ReferenceCodes, ...]
+
+
 class CodecLMAdapter:
     """The `mmspec.audio.adapter.SpeechAdapter` of codec language models.
 
@@ -107,6 +129,7 @@ class CodecLMAdapter:
 
     recipe = "recycle:window=4"
     voices: Sequence[str] = ()
+    draws_voice = False
 
     def __init__(self, frontend: TextFrontend, codec: Codec, draft: TextFrontend | None = None) -> None:
         if codec.codebooks != 1 or codec.codebook_size < frontend.codes:
@@ -130,9 +153,24 @@ class CodecLMAdapter:
                 self.frontend.prompt(piece)  # refuses what does not fit, before anything is decoded
         return PreparedText(pieces, texts=pieces)
 
-    def prepare_rows(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
+    @property
+    def continues_parts(self) -> bool:
+        return isinstance(self.frontend, ContinuesTexts)
+
+    def continue_from(self, part: str, context: Sequence[ReferenceCodes]) -> ContinuedText | None:
+        after = ContinuedText(part, tuple(context))
+        try:
+            with torch.inference_mode():
+                _prompt_of(self.frontend, after)
+        except PromptError:
+            return None
+        return after
+
+    def prepare_rows(
+        self, parts: Sequence[str | ContinuedText], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> PreparedRows:
         frontend, draft = self.frontend, self.draft
-        settings, prompts = frontend.settings(samplings[0]), [frontend.prompt(part) for part in parts]
+        settings, prompts = frontend.settings(samplings[0]), [_prompt_of(frontend, part) for part in parts]
         layout = layout_of(prompts, frontend.ends, frontend.codec_lm.head.out_features)
         row_sampling = [settings.sampling] * len(prompts)
 
@@ -144,7 +182,7 @@ class CodecLMAdapter:
 
         def draft_target() -> ProcessedTarget:
             assert draft is not None
-            return target(draft, [draft.prompt(part) for part in parts], False)
+            return target(draft, [_prompt_of(draft, part) for part in parts], False)
 
         resources = DraftResources(
             draft_model=None if draft is None else draft_target,
@@ -171,6 +209,13 @@ class CodecLMAdapter:
         """The vectors that tokens stand for."""
         count = self.frontend.codes
         return Codebook(self.codec.tables()[0][:count], torch.arange(count), self.frontend.codec_lm.head.out_features)
+
+
+def _prompt_of(frontend: TextFrontend, part: str | ContinuedText) -> TextPrompt:
+    if isinstance(part, str):
+        return frontend.prompt(part)
+    assert isinstance(frontend, ContinuesTexts)
+    return frontend.prompt_after(part.text, part.context)
 
 
 def layout_of(prompts: Sequence[TextPrompt], ends: Sequence[int], vocab_size: int) -> Layout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,12 +38,14 @@ class CsmPart:
     """A part of a text.
 
     Attributes:
-        ids: Its ids, with placeholders for the frames that it continues from.
-        codes: int64 [F, codebooks], these frames; None is none.
+        speaker: Who speaks.
+        ids: The ids of its line.
+        context: The ids of the lines before it, each with its frames int64 [F, codebooks].
     """
 
+    speaker: str
     ids: list[int]
-    codes: Tensor | None = None
+    context: tuple[tuple[list[int], Tensor], ...] = ()
 
 
 class CsmAdapter:
@@ -67,6 +69,7 @@ class CsmAdapter:
     takes_min_p = True
     guided = False
     voices: Sequence[str] = ("0", "1")
+    continues_parts = True
 
     def __init__(
         self,
@@ -88,12 +91,10 @@ class CsmAdapter:
         speaker = voice or self.voices[0]
         letters = max(min(MAX_LETTERS, MAX_LETTERS * self.frames // MAX_FRAMES), MIN_LETTERS)
         pieces = split_text(text, letters)
-        parts = [CsmPart(self._ids(f"[{speaker}]{piece}")) for piece in pieces]
-        if self.reference is not None:
-            first = CsmPart(self._ids(f"[{speaker}]{self.reference.transcript}"))
-            parts = [self._after(part, first, self.reference.codes) for part in parts]
+        context = () if self.reference is None else (self._said(speaker, self.reference),)
+        parts = [CsmPart(speaker, self._ids(f"[{speaker}]{piece}"), context) for piece in pieces]
         for part in parts:
-            check_positions(len(part.ids), self.frames, int(self.model.config.max_position_embeddings))
+            check_positions(len(self._prompt(part)), self.frames, int(self.model.config.max_position_embeddings))
         return PreparedText(parts, texts=pieces)
 
     @property
@@ -102,15 +103,27 @@ class CsmAdapter:
 
     def continue_voice(self, part: CsmPart, first: CsmPart, tokens: Tensor) -> CsmPart:
         codes = self.codes(tokens).T
-        after = self._after(part, first, codes)
-        fits = len(after.ids) + self.frames <= self.model.config.max_position_embeddings
-        return after if len(codes) and fits else part
+        return (self._after(part, (first.ids, codes)) if len(codes) else None) or part
 
-    def _after(self, part: CsmPart, first: CsmPart, codes: Tensor) -> CsmPart:
-        """A part that follows another one, of the codes int64 [F, codebooks]."""
-        config = self.model.config
-        audio_ids = [*[config.audio_token_id] * len(codes), config.audio_eos_token_id]
-        return CsmPart([*first.ids, *audio_ids, *part.ids], codes)
+    def continue_from(self, part: CsmPart, context: Sequence[ReferenceCodes]) -> CsmPart | None:
+        return self._after(part, *(self._said(part.speaker, each) for each in context))
+
+    def _said(self, speaker: str, reference: ReferenceCodes) -> tuple[list[int], Tensor]:
+        """The ids of the line that a speaker said, and its frames."""
+        return self._ids(f"[{speaker}]{reference.transcript}"), reference.codes
+
+    def _after(self, part: CsmPart, *lines: tuple[list[int], Tensor]) -> CsmPart | None:
+        """A part that follows lines; None if that does not fit into the positions."""
+        after = replace(part, context=(*part.context, *lines))
+        fits = len(self._prompt(after)) + self.frames <= self.model.config.max_position_embeddings
+        return after if fits else None
+
+    def _prompt(self, part: CsmPart) -> list[int]:
+        """The ids of a part and of the lines before it, with placeholders for their frames."""
+        config, ids = self.model.config, list[int]()
+        for line, codes in part.context:
+            ids += [*line, *[config.audio_token_id] * len(codes), config.audio_eos_token_id]
+        return [*ids, *part.ids]
 
     def _ids(self, line: str) -> list[int]:
         """The ids of a line between the marks that begin and end a text."""
@@ -145,11 +158,12 @@ class CsmAdapter:
 
     def _prompted(self, model: Any, parts: Sequence[CsmPart], ahead: int) -> CsmFrames:
         """A model, which is the target or the draft model, with the prompts of parts, padded on the left."""
-        longest = max(len(part.ids) for part in parts)
-        ids = torch.tensor([[0] * (longest - len(part.ids)) + part.ids for part in parts], device=self.model.device)
-        lengths = torch.tensor([[len(part.ids)] for part in parts], device=ids.device)
+        prompts = [self._prompt(part) for part in parts]
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(own)) + own for own in prompts], device=self.model.device)
+        lengths = torch.tensor([[len(own)] for own in prompts], device=ids.device)
         mask = torch.arange(longest, device=ids.device) >= longest - lengths
-        given = [part.codes.to(ids.device) for part in parts if part.codes is not None]
+        given = [codes.to(ids.device) for part in parts for _, codes in part.context]
         config, embeds = model.config, model.embed_text_tokens(ids)
         if given:
             codes = torch.cat(given)

@@ -22,7 +22,7 @@ from mmspec.audio.models.dia.decoding import DiaGuidance, DiaRequest, plan
 from mmspec.audio.multi_codebook.decoding import check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
 from mmspec.audio.positions import check_positions
-from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined
 from mmspec.batching.request import PreparedRows
 from mmspec.errors import ArgumentError
 from mmspec.hf.padding import with_padding
@@ -40,7 +40,7 @@ class DiaPart:
 
     Attributes:
         text: The text, which begins with a speaker's tag.
-        context: What the part continues from: reference audio, or the first part of the text; or None.
+        context: What the part continues from: reference audio, parts of the text before it, or both; or None.
     """
 
     text: str
@@ -69,6 +69,7 @@ class DiaAdapter:
     takes_min_p = True
     guided = True
     voices: Sequence[str] = ()
+    continues_parts = True
 
     def __init__(
         self,
@@ -126,9 +127,19 @@ class DiaAdapter:
 
     def continue_voice(self, part: DiaPart, first: DiaPart, tokens: Tensor) -> DiaPart:
         codes = self.codes(tokens).T
-        if not len(codes) or len(codes) + self.frames > self._positions + 1:
-            return part
-        return replace(part, context=ReferenceCodes(first.text, codes))
+        after = self.continue_from(part, [ReferenceCodes(first.text, codes)]) if len(codes) else None
+        return after or part
+
+    def continue_from(self, part: DiaPart, context: Sequence[ReferenceCodes]) -> DiaPart | None:
+        own = [] if part.context is None else [part.context]
+        before = joined([*own, *context])
+        fits = len(before.codes) + self.frames <= self._positions + 1
+        return replace(part, context=before) if fits and self._text_fits(f"{before.transcript} {part.text}") else None
+
+    def _text_fits(self, text: str) -> bool:
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        most = int(self.model.config.encoder_config.max_position_embeddings)
+        return len(tokenizer(text)["input_ids"]) <= most
 
     def prepare_rows(
         self, parts: Sequence[DiaPart], recipe: Recipe, samplings: Sequence[SamplingParams]

@@ -66,10 +66,12 @@ class FishPart:
 
     Attributes:
         voice: The voice, or None.
+        context: Parts before it, as turns of the conversation.
     """
 
     text: str
     voice: ReferenceCodes | None
+    context: tuple[ReferenceCodes, ...] = ()
 
 
 class FishAdapter:
@@ -91,6 +93,7 @@ class FishAdapter:
     takes_min_p = False
     voices: Sequence[str] = ()
     sampling = SamplingParams(0.8, 30, 0.8)
+    continues_parts = True
 
     def __init__(
         self, model: FishS2, tokenizer: Any, codec: Codec, options: Options, draft_model: FishS2 | None = None
@@ -136,21 +139,37 @@ class FishAdapter:
     def continue_voice(self, part: FishPart, first: FishPart, tokens: Tensor) -> FishPart:
         codes = self.codes(tokens).T
         after = replace(part, voice=ReferenceCodes(first.text, codes))
-        fits = len(self.prompt(after)[0]) + self.options.frames <= self._positions
-        return after if len(codes) and fits else part
+        return after if len(codes) and self._fits(after) else part
+
+    def continue_from(self, part: FishPart, context: Sequence[ReferenceCodes]) -> FishPart | None:
+        after = replace(part, context=tuple(context))
+        return after if self._fits(after) else None
+
+    def _fits(self, part: FishPart) -> bool:
+        return len(self.prompt(part)[0]) + self.options.frames <= self._positions
 
     def prompt(self, part: FishPart) -> tuple[Tensor, Tensor]:
-        """The ids int64 [T] of a prompt, -1 in the places of the voice, and the voice's frames int64 [n, K]."""
-        ids, voice = list[int](), torch.empty(0, self.model.config.codebooks, dtype=torch.int64)
+        """The ids int64 [T] of a prompt, -1 in the places of frames, and these frames int64 [n, K].
+
+        They are the voice's, and those of the parts before, each of which is a turn of the conversation.
+        """
+        ids, frames = list[int](), [torch.empty(0, self.model.config.codebooks, dtype=torch.int64)]
         if part.voice is not None:
-            voice, transcript = part.voice.codes, part.voice.transcript
+            transcript = part.voice.transcript
             said = [spoken(transcript)] if transcript else []
             for text in ("<|im_start|>system\n", VOICE, *said, "\n\nSpeech:\n"):
                 ids += self._ids(text)
-            ids += [-1] * len(voice) + self._ids("<|im_end|>\n")
-        for text in ("<|im_start|>user\n", spoken(part.text), "<|im_end|>\n", "<|im_start|>assistant\n<|voice|>"):
-            ids += self._ids(text)
-        return torch.tensor(ids), voice
+            ids += [-1] * len(part.voice.codes) + self._ids("<|im_end|>\n")
+            frames.append(part.voice.codes)
+        for each in part.context:
+            ids += [*self._asked(each.transcript), *[-1] * len(each.codes), *self._ids("<|im_end|>\n")]
+            frames.append(each.codes)
+        return torch.tensor([*ids, *self._asked(part.text)]), torch.cat(frames)
+
+    def _asked(self, text: str) -> list[int]:
+        """The ids of a turn that asks for a text, and of the beginning of the answer."""
+        turn = "<|im_start|>user\n", spoken(text), "<|im_end|>\n", "<|im_start|>assistant\n<|voice|>"
+        return [each for piece in turn for each in self._ids(piece)]
 
     def prepare_rows(
         self, parts: Sequence[FishPart], recipe: Recipe, samplings: Sequence[SamplingParams]

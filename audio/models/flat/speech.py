@@ -28,7 +28,7 @@ from mmspec.audio.models.flat.spark import ATTRIBUTES, MadeUpVoice, WithSpeaker,
 from mmspec.audio.models.flat.style import Style
 from mmspec.audio.models.flat.yue import YuEAdapter
 from mmspec.audio.models.flat.yue import make as make_yue
-from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined
 from mmspec.audio.text import split_text
 from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
@@ -243,9 +243,9 @@ class FlatAdapter:
             if style.voice_prompt is None:
                 raise ArgumentError("voice is not possible here: this style has no prompt that continues a voice")
             _check_codes(voice, stream)
-        self.draws_voice = isinstance(marked, MadeUpVoice) or (
-            style.voice_prompt is not None and voice is None and not style.voices
-        )
+        draws = style.voice_prompt is not None and voice is None and not style.voices
+        self.draws_voice = isinstance(marked, MadeUpVoice) or draws
+        self.continues_parts = draws or voice is not None
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         voice = voice or (self.voices[0] if self.voices else None)
@@ -283,11 +283,18 @@ class FlatAdapter:
             before, speaker = self.style.marked.description(tokens + self._low)
             return part if speaker is None else FlatPart(part.text, [*part.ids, *before], speaker)
         codes = self.codes(tokens).T
-        if self.style.voice_prompt is None or not len(codes):
-            return part
-        ids = self.style.voice_prompt(self.tokenizer, part.text, ReferenceCodes(first.text, codes.squeeze(1)))
+        after = self.continue_from(part, [ReferenceCodes(first.text, codes)]) if len(codes) else None
+        return after or part
+
+    def continue_from(self, part: FlatPart, context: Sequence[ReferenceCodes]) -> FlatPart | None:
+        if self.style.voice_prompt is None:
+            return None
+        spoken = [*context] if self._voice is None else [self._voice, *context]
+        voice = joined(spoken)
+        voice = replace(voice, codes=voice.codes.squeeze(1)) if voice.codes.ndim > 1 else voice
+        ids = self.style.voice_prompt(self.tokenizer, part.text, voice)
         positions = getattr(self.model.config, "max_position_embeddings", None)
-        return part if positions is not None and len(ids) + self.style.tokens > positions else FlatPart(part.text, ids)
+        return None if positions is not None and len(ids) + self.style.tokens > positions else FlatPart(part.text, ids)
 
     def prepare_rows(
         self, parts: Sequence[FlatPart], recipe: Recipe, samplings: Sequence[SamplingParams]

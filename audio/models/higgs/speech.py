@@ -37,12 +37,12 @@ class HiggsPart:
 
     Attributes:
         speakers: The speakers' tags of the whole text.
-        context: Reference audio, or the first part of the text, whose voices the part keeps; or None.
+        context: Reference audio, and parts of the text before this one, whose voices it keeps.
     """
 
     text: str
     speakers: tuple[str, ...]
-    context: ReferenceCodes | None = None
+    context: tuple[ReferenceCodes, ...] = ()
 
 
 class HiggsAdapter:
@@ -64,6 +64,7 @@ class HiggsAdapter:
     takes_min_p = True
     guided = False
     voices: Sequence[str] = ()
+    continues_parts = True
 
     def __init__(
         self,
@@ -88,7 +89,8 @@ class HiggsAdapter:
         text = clean(text)
         speakers = tuple(sorted(set(TAGS.findall(text))))
         pieces = dialogue_parts(text, TAGS, MAX_LETTERS)
-        parts = [HiggsPart(piece, speakers, self.reference) for piece in pieces]
+        context = () if self.reference is None else (self.reference,)
+        parts = [HiggsPart(piece, speakers, context) for piece in pieces]
         for part in parts:
             check_positions(len(self._prompt(part).ids), self._columns, self._positions)
         return PreparedText(parts, texts=pieces)
@@ -120,11 +122,13 @@ class HiggsAdapter:
 
     def continue_voice(self, part: HiggsPart, first: HiggsPart, tokens: Tensor) -> HiggsPart:
         codes = self.codes(tokens).T
-        if not len(codes):
-            return part
-        with_voice = replace(part, context=ReferenceCodes(first.text, codes))
-        fits = len(self._prompt(with_voice).ids) + self._columns <= self._positions
-        return with_voice if fits else part
+        after = self.continue_from(part, [ReferenceCodes(first.text, codes)]) if len(codes) else None
+        return after or part
+
+    def continue_from(self, part: HiggsPart, context: Sequence[ReferenceCodes]) -> HiggsPart | None:
+        after = replace(part, context=(*part.context, *context))
+        fits = len(self._prompt(after).ids) + self._columns <= self._positions
+        return after if fits else None
 
     @property
     def _columns(self) -> int:
@@ -136,11 +140,10 @@ class HiggsAdapter:
         return int(self.model.config.max_position_embeddings)
 
     def _prompt(self, part: HiggsPart) -> HiggsPrompt:
-        context = [] if part.context is None else [part.context]
         # The voices of reference audio need no description.
         speakers = part.speakers if self.reference is None else ()
-        messages = conversation(part.text, self.scene, speakers, [each.transcript for each in context])
-        return read_prompt(self.processor, messages, [each.codes for each in context])
+        messages = conversation(part.text, self.scene, speakers, [each.transcript for each in part.context])
+        return read_prompt(self.processor, messages, [each.codes for each in part.context])
 
     def prepare_rows(
         self, parts: Sequence[HiggsPart], recipe: Recipe, samplings: Sequence[SamplingParams]

@@ -20,7 +20,7 @@ from mmspec.audio.models.higgs_v3.model import HiggsV3, read_codec, read_model
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.published_folder import PublishedFolder
-from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined
 from mmspec.audio.text import split_text
 from mmspec.batching.request import PreparedRows
 from mmspec.errors import ArgumentError, ModelError, PromptError
@@ -79,6 +79,7 @@ class HiggsV3Adapter:
     guided = False
     voices: Sequence[str] = ()
     sampling = SamplingParams(1.0, 50, 0.95)
+    continues_parts = True
 
     def __init__(
         self, model: HiggsV3, tokenizer: Any, codec: Codec, options: Options, draft_model: HiggsV3 | None = None
@@ -121,9 +122,14 @@ class HiggsV3Adapter:
 
     def continue_voice(self, part: HiggsV3Part, first: HiggsV3Part, tokens: Tensor) -> HiggsV3Part:
         codes = self.codes(tokens).T
-        after = replace(part, voice=ReferenceCodes(first.text, codes))
+        after = self.continue_from(part, [ReferenceCodes(first.text, codes)]) if len(codes) else None
+        return after or part
+
+    def continue_from(self, part: HiggsV3Part, context: Sequence[ReferenceCodes]) -> HiggsV3Part | None:
+        own = [] if self._voice is None else [self._voice]
+        after = replace(part, voice=joined([*own, *context]))
         fits = len(self.prompt(after)[0]) + self._columns <= self._positions
-        return after if len(codes) and fits else part
+        return after if fits else None
 
     def prompt(self, part: HiggsV3Part) -> tuple[Tensor, Tensor]:
         """The ids int64 [T] of a prompt, -1 in the places of the voice, and its columns int64 [n, K]."""

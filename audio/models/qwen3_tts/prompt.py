@@ -7,6 +7,7 @@ original calls the former `non_streaming_mode`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,13 @@ class Continuation:
 
     ids: Tensor
     codes: Tensor
+
+
+def joined(continuations: Sequence[Continuation]) -> Continuation:
+    """Continuations that follow each other, as one."""
+    words = [each.ids[ROLE : len(each.ids) - AFTER_REFERENCE] for each in continuations]
+    role, end = continuations[0].ids[:ROLE], continuations[0].ids[-AFTER_REFERENCE:]
+    return Continuation(torch.cat([role, *words, end]), torch.cat([each.codes.cpu() for each in continuations]))
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ from mmspec.audio.models.qwen3_tts.prompt import (
     Qwen3TTSPrompt,
     embed_prompt,
     instruction_text,
+    joined,
     reference_text,
     spoken_text,
 )
 from mmspec.audio.models.qwen3_tts.speaker import embed_voice
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.published_folder import PublishedFolder
-from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.batching.request import PreparedBatch
 from mmspec.errors import ArgumentError, ModelError
@@ -175,8 +176,23 @@ class Qwen3TTSAdapter:
         codes = self.codes(tokens).T
         # The text of the first part as a transcript: without the role that follows it.
         transcript = first.ids[: len(first.ids) - len(self._ids("<|im_start|>assistant\n"))]
-        fits = len(codes) + len(transcript) + len(part.ids) + self.options.frames <= self._positions
-        return replace(part, continuation=Continuation(transcript, codes)) if len(codes) and fits else part
+        return (self._after(part, Continuation(transcript, codes)) if len(codes) else None) or part
+
+    @property
+    def continues_parts(self) -> bool:
+        return self.model.config.kind != "custom_voice"
+
+    def continue_from(self, part: Qwen3TTSPrompt, context: Sequence[ReferenceCodes]) -> Qwen3TTSPrompt | None:
+        before = [] if part.continuation is None else [part.continuation]
+        for each in context:
+            text = f" {each.transcript}" if before else each.transcript
+            before.append(Continuation(self._ids(reference_text(text)), each.codes))
+        return self._after(part, joined(before))
+
+    def _after(self, part: Qwen3TTSPrompt, before: Continuation) -> Qwen3TTSPrompt | None:
+        """A part that continues audio; None if that does not fit into the positions."""
+        length = len(before.codes) + len(before.ids) + len(part.ids) + self.options.frames
+        return replace(part, continuation=before) if length <= self._positions else None
 
     def with_reference_audio(self, reference: ReferenceAudio) -> Qwen3TTSAdapter:
         models = [self.model] if self.draft_model is None else [self.model, self.draft_model]

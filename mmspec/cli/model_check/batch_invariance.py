@@ -142,9 +142,18 @@ def decode(
     return [torch.cat(given[name]) for name in names]
 
 
+def class_count(pipe: Any) -> int | None:
+    """The number of classes of a model that generates classes; None for another model."""
+    config = getattr(getattr(pipe, "transformer", None), "config", None)
+    if "class_labels" not in signature(pipe.__call__).parameters or getattr(config, "model_type", "c2i") != "c2i":
+        return None
+    names = ("num_classes", "class_num")
+    return next((int(getattr(config, name)) for name in names if hasattr(config, name)), None)
+
+
 def label_of(pipe: Any, prompt: str) -> str | int:
     """The prompt of a request: the number of a class, where the model has them."""
-    return int(prompt) if prompt.isdigit() and "class_labels" in signature(pipe.__call__).parameters else prompt
+    return int(prompt) if prompt.isdigit() and class_count(pipe) is not None else prompt
 
 
 def decode_by_server(pipe: Any, recipe: Recipe, prompts: Sequence[str]) -> list[Tensor]:

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from mmspec.cli.model_check.batch_invariance import Codes, check_batch_invariance
+from mmspec.cli.model_check.batch_invariance import Codes, check_batch_invariance, class_count
 from mmspec.cli.model_check.options import ModelOptions
 from mmspec.cli.model_check.page import table, write_page
 from mmspec.cli.model_check.subject import dtype_of
@@ -37,9 +38,7 @@ def report_batch_invariance(
     for name in DTYPES if options.dtype is None else (options.dtype,):
         pipe = options.load(model, name)
         chosen, dtype = recipe or parse(configured_recipe(pipe)), str(dtype_of(pipe)).removeprefix("torch.")
-        prompts: Sequence[str] = BY_MODEL.get(model, SPEECH if makes_audio(pipe) else BUILTIN)
-        if options.prompt is not None:
-            prompts = (options.prompt,)
+        prompts = prompts_of(model, pipe, options.rows) if options.prompt is None else (options.prompt,)
         requests = [prompts[number % len(prompts)] for number in range(options.rows)]
         print(f"checking {chosen} in {dtype}", file=sys.stderr, flush=True)
         found += check_batch_invariance(pipe, chosen, requests, dtype)
@@ -51,3 +50,10 @@ def report_batch_invariance(
     facts = {"schema": 1, "passed": passed, "model": model, "recipe": str(chosen), "results": results}
     write_page("\n".join([title, "", *lines]) + "\n", facts, output, as_json)
     return passed
+
+
+def prompts_of(model: str, pipe: Any, count: int) -> Sequence[str]:
+    """The prompts of a check that names none: `count` classes of a model that generates classes, else texts."""
+    if (classes := class_count(pipe)) is not None:
+        return [str(classes * number // count) for number in range(count)]
+    return BY_MODEL.get(model, SPEECH if makes_audio(pipe) else BUILTIN)
