@@ -64,7 +64,7 @@ class T3Loop(Replacement):
     ) -> Tensor:
         """The codes of one prompt [T, D], int64 [1, n]."""
         t3, given = self.owner, self.settings
-        recipe = choose_recipe(given.recipe, None, t3.device.type)
+        recipe = choose_recipe(given.recipe, None)
         places = None if t3.speech_pos_emb is None else t3.speech_pos_emb.emb.weight
         model = CodecLM(t3.tfmr, t3.speech_emb, t3.speech_head, places)
         vocabulary = t3.speech_head.out_features

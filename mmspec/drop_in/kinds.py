@@ -49,6 +49,14 @@ NOT: Mapping[str, str] = {
     "TTS.BaseTTS": "of coqui-tts, XTTS is the model whose codes are drafted",
     "moshi.LMGen": "each of its steps returns one frame; mmspec.load decodes the folder of a Kyutai TTS",
     "moshi.TTSModel": "each step of its loop returns one frame; mmspec.load decodes its folder",
+    "audiocraft.MusicGen": "its package needs torch 2.1; MusicgenForConditionalGeneration of transformers, which is "
+    "accelerated, reads the same facebook/musicgen-* folders",
+    "audiocraft.MAGNeT": "it draws many tokens of a codebook in each call; mmspec.load decodes its folder",
+    "audiocraft.BaseGenModel": "its package needs torch 2.1; of it, mmspec knows the folders of MusicGen and MAGNeT",
+    "dia.Dia": "its package needs torch 2.6; DiaForConditionalGeneration of transformers, which is accelerated, reads "
+    "nari-labs/Dia-1.6B-0626",
+    "cosyvoice.CosyVoice": "its releases need torch 2.3 or sample by rules of their own; mmspec.load decodes folders "
+    "of CosyVoice 2 and 3",
     "chatterbox.ChatterboxVC": "it converts a voice without codes that are drawn one after the other",
 }
 KNOWN = (

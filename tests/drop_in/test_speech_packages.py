@@ -45,8 +45,16 @@ def test_xtts_within_the_class_that_people_call() -> None:
         (type("Vits", (type(of("TTS", "BaseTTS")),), {})(), "of coqui-tts, XTTS is the model whose codes"),
         (of("outetts", "InterfaceHF"), "penalty does not run beside transformers 5, and its other engines"),
         (of("moshi", "LMGen"), "each of its steps returns one frame"),
+        (of("audiocraft", "MusicGen"), "MusicgenForConditionalGeneration of transformers, which is accelerated"),
+        (of("audiocraft", "MAGNeT"), "mmspec.load decodes its folder"),
+        (type("AudioGen", (type(of("audiocraft", "BaseGenModel")),), {})(), "its package needs torch 2.1"),
+        (of("dia", "Dia"), "DiaForConditionalGeneration of transformers, which is accelerated"),
+        (
+            type("CosyVoice2", (type(of("cosyvoice", "CosyVoice")),), {})(),
+            "mmspec.load decodes folders of",
+        ),
     ],
-    ids=["not loaded", "vits", "outetts", "moshi"],
+    ids=["not loaded", "vits", "outetts", "moshi", "musicgen", "magnet", "audiogen", "dia", "cosyvoice"],
 )
 def test_what_is_refused(obj: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
