@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import signature
 from typing import Any
 
 import torch
@@ -11,12 +10,7 @@ from torch import Tensor
 
 from mmspec.arguments import shown, text_list
 from mmspec.errors import ArgumentError, PromptError
-
-
-def has_classes(pipe: Any) -> bool:
-    """Whether a pipeline generates from classes. A LlamaGen has either classes or texts, and the same call for both."""
-    config = getattr(getattr(pipe, "transformer", None), "config", None)
-    return "class_labels" in signature(pipe.__call__).parameters and getattr(config, "model_type", "c2i") == "c2i"
+from mmspec.pipeline import has_classes
 
 
 def class_count(pipe: Any) -> int | None:

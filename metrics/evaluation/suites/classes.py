@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.class_prompts import has_classes
+from mmspec.pipeline import has_classes
 
 SUITE = "imagenet50k"
 
