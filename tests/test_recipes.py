@@ -27,6 +27,9 @@ def test_parsing_and_printing_are_inverse() -> None:
     assert str(recipe) == "scd:window=32,coupling=gumbel" and parse(str(recipe)) == recipe == parse(recipe)
     assert str(Recipe("scd", {"window": 16})) == "scd:window=16"
     assert recipe.with_knobs(window=8) == Recipe("scd", {"window": 8, "coupling": "gumbel"})
+    wrong: Any = ["left"]
+    with pytest.raises(ArgumentError, match=r"scd:start=\['left'\] is not allowed"):
+        recipe.with_knobs(start=wrong)
     assert len({parse("scd"), parse("scd:window=default"), parse("sjd")}) == 2
 
 
