@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mmspec.arguments import shown
 from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError, PluginError, unknown_name
 from mmspec.registry import Info, by_name
@@ -128,7 +129,7 @@ def checked(name: str, where: Any, found: Any) -> Metric:
     from mmspec.metrics.metric import Metric
 
     if not isinstance(found, Metric):
-        raise ArgumentError(f"metric {name!r}: '{where}' must be a mmspec.metrics.metric.Metric, not {found!r}")
+        raise ArgumentError(f"metric {name!r}: '{where}' must be a mmspec.metrics.metric.Metric, not {shown(found)}")
     if found.name != name:
         raise ArgumentError(f"metric {name!r}: '{where}' is named {found.name!r}; the two names must be equal")
     if not found.statistic and type(found).extract is Metric.extract:

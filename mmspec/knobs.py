@@ -11,6 +11,7 @@ from numbers import Number
 from mmspec.errors import ArgumentError, did_you_mean
 
 LARGEST = 32  # the widest window that `window=auto` chooses, and the largest tree of `branch=auto` with its root
+BY_MODEL = "default"  # the window that `mmspec.decoding.default_window` has for the model
 DEEPEST = 8  # the greatest depth of trees of `branch=auto`
 
 Value = int | float | str
@@ -21,7 +22,7 @@ class Knob:
     """One setting: a number within bounds, or one of several words; if it has both, either.
 
     Attributes:
-        default: The default value. Numbers have its type; if it is a word, they are floats.
+        default: The default value. Numbers have its type; if it is a word, that of `low`.
         summary: One line.
         low: The least number; None if only words are allowed.
         high: The largest number.
@@ -52,7 +53,7 @@ class Knob:
         if self.low is None:
             raise ArgumentError(f"{wrong}{did_you_mean(str(value), self.choices)}")
         try:
-            number = (float if isinstance(self.default, str) else type(self.default))(value)
+            number = type(self.low if isinstance(self.default, str) else self.default)(value)
         except (TypeError, ValueError, ArithmeticError):
             raise ArgumentError(wrong) from None
         given: object = value

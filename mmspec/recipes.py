@@ -14,12 +14,11 @@ from typing import Any
 
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, did_you_mean, unknown_name
-from mmspec.knobs import DEEPEST, LARGEST, Value, branches, nodes
+from mmspec.knobs import BY_MODEL, DEEPEST, LARGEST, Value, branches, nodes
 from mmspec.registry import heads, refreshes, rules, starts
 from mmspec.rules import Rule
 from mmspec.ways_to_draft import RecipeInfo, networks, ways_to_draft
 
-CUDA_WINDOW = 32  # of a model's default Jacobi recipe on CUDA
 DEFAULT = "scd"  # the way of drafting of a recipe that names a rule only
 
 
@@ -115,18 +114,23 @@ class Recipe:
 
     @property
     def window(self) -> int:
-        """Tokens in one target call, prompt tokens included; with `window=auto` or `branch=auto` the maximum."""
+        """Tokens in one target call, prompt tokens included; the maximum if that is chosen later."""
         if "branch" in self.knobs:
             entries = LARGEST if self.auto_branch else 1 + nodes(branches(str(self.knobs["branch"])))
             return entries * (1 + self.depth) if self.info.prompts else entries
         if "drafts" in self.knobs:
             return 1 + int(self.knobs["drafts"]) * int(self.knobs["length"])
-        return LARGEST if self.auto else int(self.knobs.get("window", 1))
+        return LARGEST if self.auto or self.window_by_model else int(self.knobs.get("window", 1))
 
     @property
     def auto(self) -> bool:
         """Whether the window is chosen while decoding."""
         return self.knobs.get("window") == "auto"
+
+    @property
+    def window_by_model(self) -> bool:
+        """Whether the window is that of `mmspec.decoding.default_window` for the model."""
+        return self.knobs.get("window") == BY_MODEL
 
     @property
     def auto_branch(self) -> bool:
@@ -216,21 +220,6 @@ def _read(text: str) -> tuple[str, dict[str, Value]]:
     return name, knobs
 
 
-def on_device(recipe: str, device: str) -> Recipe:
-    """A model's default recipe on a kind of device: Jacobi recipes that name no window get a wider one on CUDA.
-
-    A call there takes hardly longer for 32 tokens than for 16 while it is bound by memory. A recipe that is given in a
-    call means the same on every device.
-
-    Args:
-        recipe: The default recipe as the model's configuration has it.
-        device: The type of the device, such as "cpu".
-    """
-    chosen = parse(recipe)
-    wide = device == "cuda" and "start" in chosen.knobs and "window" not in recipe
-    return chosen.with_knobs(window=CUDA_WINDOW) if wide else chosen
-
-
 def configured_recipe(pipe: Any) -> str:
     """The recipe in the configuration of a pipeline; plain if there is none."""
     config = getattr(pipe, "config", {})
@@ -238,5 +227,5 @@ def configured_recipe(pipe: Any) -> str:
 
 
 def default_recipe(pipe: Any) -> Recipe:
-    """The recipe of a pipeline's calls that give none: the configured one, on the pipeline's device."""
-    return on_device(configured_recipe(pipe), str(getattr(getattr(pipe, "device", None), "type", "cpu")))
+    """The recipe of a pipeline's calls that give none: the configured one."""
+    return parse(configured_recipe(pipe))

@@ -19,6 +19,7 @@ from mmspec.drafters.recipe_info import (
     Choice,
     RecipeInfo,
     branch_knob,
+    model_window_knob,
     nodes_knob,
     window_knob,
 )
@@ -90,13 +91,13 @@ _CORE: Mapping[str, RecipeInfo] = MappingProxyType(
         "sjd": RecipeInfo(
             "speculative Jacobi decoding: the rejected part of the previous window, resampled",
             _JACOBI_BUILDERS,
-            {"window": window_knob(16), "start": _START, **MODEL, **_REFRESH},
+            {"window": model_window_knob(), "start": _START, **MODEL, **_REFRESH},
         ),
         "scd": RecipeInfo(
             "speculative coupled decoding: the rejected part of the previous window, coupled to its old tokens",
             _JACOBI_BUILDERS,
             {
-                "window": window_knob(16),
+                "window": model_window_knob(),
                 "start": _START,
                 "coupling": Knob("maximal", "coupling of the old and the new tokens", choices=("maximal", "gumbel")),
                 **MODEL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from image_pipelines import llamagen
 from PIL import Image
 
 import mmspec
@@ -69,6 +71,22 @@ def test_the_contract_of_every_node(nodes: dict[str, Any]) -> None:
         assert isinstance(node.RETURN_TYPES, tuple) and len(node.RETURN_TYPES) == len(node.RETURN_NAMES)
         for kind, *options in (each for group in inputs.values() for each in group.values()):
             assert isinstance(kind, (str, list)) and all(isinstance(one, dict) for one in options)
+
+
+def test_the_workflow_names_nodes_and_inputs_that_exist(root: Path, nodes: dict[str, Any]) -> None:
+    workflow = json.loads((root / "examples" / "comfyui" / "workflow.json").read_text())
+    assert {*nodes} <= {node["class_type"] for node in workflow.values()}
+    for node in workflow.values():
+        if node["class_type"] in nodes:
+            inputs = nodes[node["class_type"]].INPUT_TYPES()
+            assert {*inputs["required"]} <= {*node["inputs"]} <= {name for group in inputs.values() for name in group}
+
+
+def test_an_image_of_a_class(nodes: dict[str, Any]) -> None:
+    pipe = llamagen()
+    pipe.set_progress_bar_config(disable=True)
+    image, _ = run(nodes, "Image", pipeline=pipe, prompt="5", seed=2)
+    assert torch.equal(image, torch.as_tensor(pipe(class_labels=5, seed=2, output_type="np").images))
 
 
 def run(nodes: dict[str, Any], node: str, /, **inputs: Any) -> Any:

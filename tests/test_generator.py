@@ -47,7 +47,7 @@ def test_columns_of_prompts_give_columns_of_samples(pipe: BulkPipe) -> None:
     assert out["image"][1] is None and out["tokens"][1] == [] and len(out["tokens"][0]) == TOKENS
     with Image.open(io.BytesIO(out["image"][2])) as image:
         assert image.info["prompt"] == "b" and image.info["weights"] == out["weights"][2]
-    assert out["calls"].tolist() == [2, 0, 2, 2]
+    assert out["target_calls"].tolist() == [2, 0, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import mmspec
+import mmspec.vision
 from mmspec.errors import ArgumentError
 from mmspec.pipeline import move
+from mmspec.vision.llamagen.embedded import EmbeddedLlamaGen
 
 PROMPTS = {
     "shapes": ["a red circle", "a green star", "a blue square"],
-    "scenes": ["a red circle on a striped background"],
+    "scenes": ["a solid red circle at the top left"],
     "shapes-latent": ["a red circle"],
     "spoken": ["one", "two", "three"],
 }
@@ -29,6 +33,57 @@ def test_a_pipeline_knows_where_it_is_and_moves(named: tuple[str, Any]) -> None:
     _, pipe = named
     assert pipe.device == torch.device("cpu") and pipe.dtype == torch.float32
     assert pipe.to("cpu") is pipe and pipe.to(torch.device("cpu")) is pipe
+
+
+@pytest.mark.parametrize(("name", "megabytes"), [("shapes", 12), ("scenes", 15)])
+def test_weights_are_float32_and_small(name: str, megabytes: int) -> None:
+    pipe = mmspec.load(name)
+    modules = (pipe.transformer, pipe.vqvae, pipe.text_encoder, pipe.draft_transformer)
+    assert {module.dtype for module in modules} == {torch.float32}
+    weights = Path(mmspec.vision.__path__[0]) / name / "weights"
+    assert 1e6 < sum(path.stat().st_size for path in weights.rglob("*")) < megabytes * 1e6
+
+
+GREEDY = {"shapes": "draft eagle table recycle sjd scd tree-table tree-eagle", "scenes": "draft table scd tree-table"}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_greedy_tokens_are_equal_for_all_recipes(name: str) -> None:
+    pipe, prompts = mmspec.load(name), PROMPTS[name][:2]
+    plain = pipe(prompts, recipe="plain", temperature=0).tokens
+    for recipe in GREEDY[name].split():
+        assert torch.equal(pipe(prompts, recipe=recipe, temperature=0).tokens, plain), recipe
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_weights_are_converted_as_when_loaded_or_the_refusal_says_how(name: str) -> None:
+    pipe = mmspec.load(name)
+    options: dict[str, Any] = {"seed": 0, "recipe": "plain", "output_type": "np"}
+    assert pipe.to("cpu", torch.float32) is pipe and pipe.to(dtype=torch.float32) is pipe
+    for wrong in (torch.int8, "bf16"):
+        with pytest.raises(ArgumentError, match="^dtype=.* is not allowed; it is one of torch.float32, "):
+            pipe.to("cpu", wrong)
+    if not isinstance(pipe, EmbeddedLlamaGen):
+        with pytest.raises(ArgumentError, match="that is loaded; pass it to mmspec.load$"):
+            pipe.to(torch.bfloat16)
+        return
+    pipe(PROMPTS[name][0], **options)
+    other = mmspec.load(name, dtype="bfloat16")
+    assert pipe.to(torch.bfloat16).dtype == torch.bfloat16 == other.dtype
+    outputs = [each(PROMPTS[name][0], **options) for each in (pipe, other)]
+    assert torch.equal(outputs[0].tokens, outputs[1].tokens)
+    assert np.array_equal(outputs[0].images, outputs[1].images)
+
+
+def test_what_diffusers_has_and_this_has_not_is_refused_in_one_line(named: tuple[str, Any]) -> None:
+    name, pipe = named
+    for method in ("enable_model_cpu_offload", "load_lora_weights", "unet"):
+        assert not hasattr(pipe, method)
+        instead = "loaded with mmspec.load it is" if name in ("shapes", "scenes") else "arguments of mmspec.load"
+        with pytest.raises(AttributeError, match=f"^{type(pipe).__name__} has no '{method}'; .*{instead}") as error:
+            getattr(pipe, method)
+        assert "\n" not in str(error.value)
+    copy.copy(pipe)
 
 
 def test_a_pipeline_is_saved_or_says_why_not(named: tuple[str, Any], tmp_path: Path) -> None:
@@ -84,7 +139,7 @@ def test_an_interrupted_call_counts_what_it_has_and_no_more(size: int, at: int) 
     assert len(made) == 3 and made[size - 1] and made[2] == 0
     assert [row.tokens for row in out.stats.rows] == made and out.stats.tokens == sum(made)
     assert out.stats.target_calls == at
-    assert out.stats.tokens_per_call == sum(made) / sum(row.calls for row in out.stats.rows)
+    assert out.stats.tokens_per_call == sum(made) / sum(row.target_calls for row in out.stats.rows)
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -92,6 +147,6 @@ def test_all_weights_move(name: str) -> None:
     pipe = mmspec.load(name)
     move(pipe, torch.device("meta"))
     assert pipe.device.type == "meta"
-    for device in ("nosuch", 3, torch.float16):
+    for device in ("nosuch", 3):
         with pytest.raises(ArgumentError, match="^device="):
             pipe.to(device)

@@ -213,8 +213,7 @@ def test_the_image_has_one_version_of_all_that_the_server_needs(root: Path, sett
     project = settings["project"]
     for text in (*project["dependencies"], *project["optional-dependencies"]["serve"]):
         needed = Requirement(text)
-        if needed.marker is None:  # Triton comes with torch
-            assert locked[canonicalize_name(needed.name)] in needed.specifier, text
+        assert locked[canonicalize_name(needed.name)] in needed.specifier, text
     assert (root / "Dockerfile").read_text().count("--constraint /docker.lock") == 2
 
 

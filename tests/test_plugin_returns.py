@@ -157,7 +157,7 @@ class WrongForCausalLM(LlamaForCausalLM):
     ("use", "message"),
     [
         (lambda: parse("wrong-recipes"), "plug-in 3 (mmspec.recipes) must be a mmspec.drafters.recipe_info.RecipeI"),
-        (lambda: parse("wrong-rules"), "plug-in 3 (mmspec.rules) must be a mmspec.rules.Rule, not 3"),
+        (lambda: parse("wrong-rules"), "plug-in 3 (mmspec.rules) must be a mmspec.rules.Rule whose `make`"),
         (lambda: parse("scd:start=wrong-starts"), "plug-in 3 (mmspec.starts) must be a mmspec.drafters.recipe_info.Ch"),
         (lambda: parse("scd:refresh=wrong-refreshes"), "plug-in 3 (mmspec.refreshes) must be a mmspec.drafters.recipe"),
         (lambda: parse("scd:start=wrong-heads"), "plug-in 3 (mmspec.heads) must be a mmspec.heads.info.HeadInfo, not"),

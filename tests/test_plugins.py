@@ -104,7 +104,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("nonsense", "recipe 'nonsense' must return a Drafter, not None, which has no propose, observe"),
         ("chain-as-tree", "recipe 'chain-as-tree' must return a TreeDrafter"),
         ("table+absent-rule", "plug-in 'nowhere:RULE' cannot be loaded"),
-        ("text-rule", "plug-in 'outside:TEXT' (mmspec.rules) must be a mmspec.rules.Rule, not 'text'"),
+        (
+            "text-rule",
+            "plug-in 'outside:TEXT' (mmspec.rules) must be a mmspec.rules.Rule whose `make` takes",
+        ),
         ("missing-rule", "plug-in 'outside:missing' cannot be loaded"),
     ],
 )

@@ -25,9 +25,9 @@ def test_parsing_and_printing_are_inverse() -> None:
     recipe = parse(" scd:window=32, coupling=gumbel ")
     assert recipe.name == "scd" and recipe.window == 32 and recipe.knobs["coupling"] == "gumbel"
     assert str(recipe) == "scd:window=32,coupling=gumbel" and parse(str(recipe)) == recipe == parse(recipe)
-    assert str(Recipe("scd", {"window": 16})) == "scd"
+    assert str(Recipe("scd", {"window": 16})) == "scd:window=16"
     assert recipe.with_knobs(window=8) == Recipe("scd", {"window": 8, "coupling": "gumbel"})
-    assert len({parse("scd"), parse("scd:window=16"), parse("sjd")}) == 2
+    assert len({parse("scd"), parse("scd:window=default"), parse("sjd")}) == 2
 
 
 @pytest.mark.parametrize("value", [None, [1], float("inf"), 3.5])
@@ -102,20 +102,12 @@ def test_a_recipe_says_whether_it_uses_a_draft_model() -> None:
     assert RecipeInfo("", {"tokens": "package:build"}, {"window": Knob(4, "tokens")}, draft_model=True).draft_model
 
 
-@pytest.mark.parametrize(
-    ("config", "device", "expected"),
-    [
-        ("scd", "cpu", "scd"),
-        ("scd", "cuda", "scd:window=32"),
-        ("scd:coupling=gumbel", "cuda", "scd:coupling=gumbel,window=32"),
-        ("scd:window=16", "cuda", "scd"),
-        ("lantern", "cuda", "lantern:window=32"),
-        ("table", "cuda", "table"),
-        ("plain", "cuda", "plain"),
-    ],
-)
-def test_the_default_recipe_has_a_wider_window_on_cuda(config: str, device: str, expected: str) -> None:
-    for held in ({"recipe": config}, SimpleNamespace(recipe=config)):
-        pipe = SimpleNamespace(config=held, device=SimpleNamespace(type=device))
-        assert default_recipe(pipe) == parse(expected)
-    assert default_recipe(SimpleNamespace(config={"recipe": "scd:window=4"})) == parse("scd:window=4")
+@pytest.mark.parametrize("held", [{"recipe": "scd:window=4"}, SimpleNamespace(recipe="scd:window=4")])
+def test_the_default_recipe_is_the_configured_one(held: object) -> None:
+    assert default_recipe(SimpleNamespace(config=held)) == parse("scd:window=4")
+
+
+def test_a_window_that_is_given_is_not_the_default() -> None:
+    assert [str(parse(f"scd{knob}")) for knob in ("", ":window=default")] == ["scd"] * 2
+    assert str(parse("scd:window=16")) == "scd:window=16"
+    assert parse("scd").with_knobs(start="left").window_by_model and parse("scd:window=16").knobs["window"] == 16

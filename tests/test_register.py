@@ -121,7 +121,7 @@ def test_a_name_is_known_until_it_is_undone(kind: Any) -> None:
 @pytest.mark.parametrize("order", [*permutations(range(3))], ids=str)
 def test_what_stands_longest_is_left(order: tuple[int, ...]) -> None:
     """Whatever is undone first, the name means the latest registration that has not been."""
-    components = [Rule(f"number {i}", raised) for i in range(4)]
+    components = [Rule(f"number {i}", raised, knobs=RULE.knobs) for i in range(4)]
     made = [mmspec.register("rule", "raised", each) for each in components[:3]]
     standing = [0, 1, 2]
     for gone in order:
@@ -187,6 +187,15 @@ def test_an_adapter_is_of_its_class_alone(everything: None) -> None:
     assert adapter_of(theirs) is not ADAPTER
 
 
+def test_an_adapter_without_a_plan_is_named() -> None:
+    model = OtherLlama(
+        LlamaConfig(vocab_size=7, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    )
+    with mmspec.register("adapter", "OtherLlama", ADAPTER), pytest.raises(PluginError) as error:
+        model.generate(torch.ones(1, 2).long(), custom_generate=mmspec.generate, max_new_tokens=2)
+    assert str(error.value) == "plan of the adapter of OtherLlama must return a mmspec.hf.plan.Plan, not None"
+
+
 def test_a_generator_takes_them_and_another_process_is_told(everything: None) -> None:
     generator = Generator("my-shapes", recipe="repeat+raised:window=3")
     sent = pickle.dumps(generator)
@@ -212,7 +221,7 @@ def test_a_generator_takes_them_and_another_process_is_told(everything: None) ->
         (("drafter", "x", 3), "component=3 is not allowed for kind='drafter'; it must be a function (context)"),
         (
             ("recipe", "x", Repeat),
-            "component=<type> is not allowed for kind='recipe'; it must be a mmspec.drafters.recipe_info.Rec",
+            "component=<class Repeat> is not allowed for kind='recipe'; it must be a mmspec.drafters.recipe_info.Rec",
         ),
         (("rule", "x", raised), "component=<function> is not allowed for kind='rule'; it must be a mmspec.rules.Rule"),
         (
@@ -220,13 +229,24 @@ def test_a_generator_takes_them_and_another_process_is_told(everything: None) ->
             "for kind='adapter'; it must be a module or an object with the functions vocab_size",
         ),
         (("metric", "x", 3), "metric 'x': 'component=3' must be a mmspec.metrics.metric.Metric, not 3"),
+        (("metric", "x", Brightness), "must be a mmspec.metrics.metric.Metric, not <class Brightness>"),
+        (
+            ("drafter", "x", lambda: Repeat),
+            "component=<function> is not allowed for kind='drafter'; it must be a function",
+        ),
+        (
+            ("rule", "x", Rule("no factory", lambda p, q, x: q)),
+            "it must be a mmspec.rules.Rule whose `make` takes its kn",
+        ),
+        (("model", "x", lambda: None), "for kind='model'; it must be a function (device, dtype) that returns"),
+        (("adapter", "transformers.LlamaModel", ADAPTER), "is not allowed for an adapter; it is a class, such as"),
         (("metric", "x", Brightness("y")), "is named 'y'; the two names must be equal"),
         (("model", "x", 3), "component=3 is not allowed for kind='model'"),
         (("drafter", "scd", Repeat), "name='scd' is taken by mmspec's own drafter; choose another name, or pa"),
         (("adapter", "LlamaForCausalLM", ADAPTER), "name='LlamaForCausalLM' is taken by mmspec's own adapter"),
         (("rule", "exact", RULE), "name='exact' is taken by mmspec's own rule"),
         (("metric", "fid", Brightness("fid")), "name='fid' is taken by mmspec's own metric"),
-        (("model", "shapes", Repeat), "name='shapes' is taken by mmspec's own model"),
+        (("model", "shapes", COMPONENTS["model"][1]), "name='shapes' is taken by mmspec's own model"),
         (("start", "up", COMPONENTS["start"][1]), "name='up' is taken by mmspec's own start"),
         (("refresh", "model", COMPONENTS["start"][1]), "name='model' is taken by mmspec's own refresh"),
         (("head", "eagle", COMPONENTS["head"][1]), "name='eagle' is taken by mmspec's own head"),

@@ -62,5 +62,6 @@ def test_every_rule_can_be_made() -> None:
 def test_the_public_names() -> None:
     for name in mmspec.__all__:
         assert getattr(mmspec, name)
+    assert dir(mmspec) == sorted(mmspec.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
         mmspec.nosuch  # noqa: B018

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmspec.arguments import shown, text_list
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.vision.llamagen.conditioning import read_labels
 
 
 def read_classes(
@@ -58,3 +58,18 @@ def read_class(prompt: Any, class_labels: Any, count: int) -> Tensor:
     if len(labels) != 1:
         raise ArgumentError(f"a request has one class, not {len(labels)}; send one request for each")
     return labels
+
+
+def read_labels(labels: Any) -> Tensor:
+    """Class labels as int64 [n].
+
+    Raises:
+        ArgumentError: If they are not integers.
+    """
+    try:
+        ids = torch.as_tensor(labels).reshape(-1)
+    except (TypeError, ValueError, RuntimeError):
+        ids = torch.zeros(1)
+    if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
+        raise ArgumentError(f"class_labels={shown(labels)} is not allowed; it must be an integer, or several")
+    return ids.long()

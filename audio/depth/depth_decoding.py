@@ -204,10 +204,7 @@ class DepthDecoding:
 
     def _plain(self, target: CapturedDepth, first: Tensor, meter: Meter, ids: NDArray[np.int64]) -> Tensor | None:
         """The codes without drafts, sampled by one graph; None if they must be sampled one by one."""
-        # A policy that compares single steps with windows is told their time: then the host waits before and after.
-        # A policy that compares single steps with windows is told their time: then the host waits before and after.
-        # A policy that compares single steps with windows is told their time: then the host waits before and after.
-        # A policy that compares single steps with windows is told their time: then the host waits before and after.
+        # A policy that compares plain steps with windows is told their time: then the host waits before and after.
         count, begun = self.model.codes, 0.0
         if self.recipe.auto:
             Download(first).wait()
@@ -220,7 +217,7 @@ class DepthDecoding:
         if self.recipe.auto:
             Download(codes).wait()
             gained = np.full(len(first), count, dtype=np.int64)
-            self.policy.record(1, Committed(gained, (time.perf_counter() - begun) / count, count))
+            self.policy.record(1, Committed(gained, count, (time.perf_counter() - begun) / count, count))
         return codes
 
 

@@ -193,7 +193,7 @@ class PreparedFrames:
         layout = Layout(spec.length, pad=spec.pad, cell=(size,), ends=None if ends is None else ended)
         state = BatchState(seeds, layout, 1, model.device)
         tokens = spec.length * model.codes
-        policy = window_policy(recipe, [spec.rest] * count, count, self.resources, tokens, may_end=True)
+        policy = window_policy(recipe, [spec.rest] * count, count, self.resources, tokens, model)
         draft = self.draft if recipe.needs_draft_model else None
         meter = Meter(model.device, count)
         first, rest = [spec.first] * count, [spec.rest] * count

@@ -41,23 +41,17 @@ class ColumnOutput(GenerateDecoderOnlyOutput):
     stats: Stats | None = None
 
 
-def prompt_and_columns(
-    prompt: Tensor, decoded: Decoded, ends_row: Callable[[Tensor], Tensor], as_dict: bool
-) -> Tensor | ColumnOutput:
+def prompt_and_columns(prompt: Tensor, decoded: Decoded, ends_row: Callable[[Tensor], Tensor]) -> Tensor:
     """The columns [B, P, K] of a prompt followed by the generated columns, cut at the end of the longest row.
 
     Args:
         prompt: int64 [B, P, K].
         decoded: The generated columns.
         ends_row: Maps columns [B, N, K] to bool [B, N], True for a column that ends its row.
-        as_dict: Whether to return a `ColumnOutput`.
     """
     ends = ends_row(decoded.tokens)
     longest = int(torch.where(ends.any(1), ends.int().argmax(1) + 1, decoded.tokens.shape[1]).max())
-    sequences = torch.cat([prompt, decoded.tokens[:, :longest]], dim=1)
-    if as_dict:
-        return ColumnOutput(sequences=sequences, columns=decoded.tokens, stats=decoded.stats)
-    return sequences
+    return torch.cat([prompt, decoded.tokens[:, :longest]], dim=1)
 
 
 @dataclass(frozen=True)

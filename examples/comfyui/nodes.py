@@ -86,7 +86,7 @@ class Recipe:
 
 
 class Image:
-    """An image of a prompt; it is shown while it is decoded."""
+    """An image of a prompt, or of a class by its number; it is shown while it is decoded."""
 
     CATEGORY, FUNCTION = "mmspec", "generate"
     RETURN_TYPES, RETURN_NAMES = ("IMAGE", STATS), ("image", "stats")

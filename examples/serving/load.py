@@ -246,7 +246,7 @@ def static_batches(batch: int, seconds: float, speech: float, seed: int) -> Tota
         took = time.perf_counter() - began
         for i in range(batch):
             outcome = Outcome("speech" if spoken else "image", "ok", took, took if spoken else None, audio=audio[i])
-            outcome.tokens, outcome.calls = stats.tokens // batch, sum(row.calls for row in stats.rows) // batch
+            outcome.tokens, outcome.calls = stats.tokens // batch, sum(row.target_calls for row in stats.rows) // batch
             totals.outcomes.append(outcome)
     totals.seconds, totals.cpu = time.perf_counter() - start, time.process_time() - cpu
     return totals

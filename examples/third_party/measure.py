@@ -85,7 +85,7 @@ def measured(pipe: Any, recipe: str, count: int) -> dict[str, Any]:
     for first in range(0, count, BATCH):
         seeds = list(range(first, min(first + BATCH, count)))
         rows += pipe([""] * len(seeds), recipe=recipe, seed=seeds, measure_entropy=True).stats.rows
-    tokens, calls, nll, entropy = np.array([(row.tokens, row.calls, row.nll, row.entropy) for row in rows]).T
+    tokens, calls, nll, entropy = np.array([(row.tokens, row.target_calls, row.nll, row.entropy) for row in rows]).T
 
     def with_interval(statistic: Callable[[Any], float]) -> list[float]:
         found = bootstrap(statistic, len(rows))

@@ -33,7 +33,7 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvw"
 
 
 class Alternating(FixedWindow):
-    """A single step after each window, so that no window has drafts that an earlier one refined."""
+    """A plain step after each window, so that no window has drafts that an earlier one refined."""
 
     def choose(self) -> int:
         object.__setattr__(self, "turn", not getattr(self, "turn", False))
@@ -59,7 +59,7 @@ def gains(pipe: object, name: str, recipe: str, policy: FixedWindow) -> list[str
         gained = np.diff(row)
         at = np.flatnonzero(gained)
         starts, gained = row[at], gained[at]
-        if isinstance(policy, Alternating):  # the windows among the single steps
+        if isinstance(policy, Alternating):  # the windows among the plain steps
             starts, gained = starts[1::2], gained[1::2]
         starts, gained = starts[:-1], gained[:-1]  # the end of the row cuts the last window
         index = np.searchsorted(starts * PLACES / row[-1], np.arange(PLACES)).clip(0, len(gained) - 1)

@@ -23,7 +23,7 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 KEPT = 4  # as in `mmspec.decoding.loop`: finished rows are dropped once they are one in so many
 RUNS = 10  # one after the other on a new model
 NOISE = 0.05  # of measured seconds
-SPELL, EVERY = 30, 150  # single steps that a slow spell takes, one in so many
+SPELL, EVERY = 30, 150  # plain steps that a slow spell takes, one in so many
 SLOW = 2.5  # times what calls take otherwise
 STOPS = (0.03, 0.13, 0.2)  # shares of plain decoding's time, what the best width may lose before it stops
 
@@ -100,7 +100,7 @@ class Result(NamedTuple):
 
 @cache
 def recorded() -> dict[str, dict[tuple[int, bool], NDArray[np.int64]]]:
-    """By model and recipe, by width and whether a single step comes before: gains int64 [images, places]."""
+    """By model and recipe, by width and whether a plain step comes before: gains int64 [images, places]."""
     found: dict[str, dict[tuple[int, bool], NDArray[np.int64]]] = {}
     for setting, tables in json.loads((HERE / "gains.json").read_text()).items():
         found[setting] = {
@@ -123,7 +123,7 @@ def measured() -> dict[str, dict[int, list[float]]]:
 
 @cache
 def cost(device: Device, rows: int, width: int, apart: bool) -> float:
-    """Milliseconds of one call; single steps take more once rows stand at different positions."""
+    """Milliseconds of one call; plain steps take more once rows stand at different positions."""
     table = measured()[device.calls]
     at, index = list(table), WIDTHS.index(width)
     calls = [table[n][index] for n in at]
@@ -153,7 +153,7 @@ def replay(
         noise: The share by which what the policy measures differs, at most, from what is counted.
         slow: What calls take in slow spells, over what is counted. A first run begins with a spell.
         bound: Milliseconds beyond which the run would take longer with one more window that gains one token than by
-            single steps alone: these follow.
+            plain steps alone: these follow.
     """
     gains, device, rows, tokens = setting
     tables = recorded()[gains]
@@ -194,11 +194,9 @@ def replay(
         time += call * calls
         before = width
         seconds = call * float(noisy.uniform(1 - noise, 1 + noise)) * (slow if spell else 1.0)
-        if whole:
-            tests = drafts * len(alive), accepted
-            policy.record(width, Committed(after - at, seconds, calls, *tests, together))
-        else:
-            policy.rest(width, seconds, calls)
+        progress, tests = int(after.min() - at[0]), (drafts * len(alive), accepted)
+        committed = Committed(after - at, progress, seconds, calls, *tests, together)
+        (policy.record if whole else policy.rest)(width, committed)
         finished = lengths[running] >= tokens
         if finished.sum() * KEPT >= len(running):
             running = running[~finished]

@@ -205,7 +205,7 @@ def interpolated(width: int, known: Mapping[int, float]) -> float:
 
 def _row(recipe: Recipe, found: Mapping[int, Stats], cost: float) -> Prediction:
     """The prediction for a recipe, from the statistics of those widths that were run."""
-    counts = {width: np.array([(row.tokens, row.calls) for row in stats.rows]) for width, stats in found.items()}
+    counts = {width: np.array([(row.tokens, row.target_calls) for row in stats.rows]) for width, stats in found.items()}
 
     def gained(samples: Any) -> float:
         sums = {width: each[samples].sum(0) for width, each in counts.items()}

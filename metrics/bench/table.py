@@ -8,13 +8,13 @@ from mmspec.metrics.bench.recipes import BenchRow
 
 PARTS = ("target", "drafter", "rule", "other")
 HEADER = (
-    "batch", "recipe", "exact?", "TV bound", "tokens/call", "NFE", "speed-up", "seconds",
+    "batch", "recipe", "exact?", "TV bound", "tokens/call", "target calls", "speed-up", "seconds",
     *(f"{part} s" for part in PARTS), "overhead", "bits/token", "NLL", "quality",
 )  # fmt: skip
 
 
 def table(rows: Sequence[BenchRow]) -> str:
-    """One line per row, with aligned columns; seconds and NFE are per call of the pipeline, that is per batch.
+    """One line per row, with aligned columns; seconds and target calls are per call of the pipeline, that is per batch.
 
     A speed-up is the median over repeats with the smallest and the largest in brackets, of one repeat `(once)`; "-" if
     the recipe's exactness check failed.

@@ -235,7 +235,7 @@ def _records(group: Sequence[Key], call: _PipelineCall) -> list[SampleRecord]:
             first=call.first,
             parts={part: seconds / count for part, seconds in stats.seconds_by_part.items()},
             tokens=row.tokens,
-            calls=row.calls,
+            calls=row.target_calls,
             gains=gains,
             peak_memory=stats.peak_memory,
             tv_bound=row.tv_bound,

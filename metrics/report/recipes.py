@@ -24,7 +24,7 @@ def recipes_table(rows: Sequence[Record], metrics: Sequence[str]) -> Element:
     audio = any(row["speed"]["real_time"] is not None for row in rows)
     batches = {row["batch"] for row in rows}
     held = f"speed-up at batch {min(batches)}" if len(batches) == 1 else "speed-up"
-    heads = ["recipe", "exact?", "N", "tokens / call", "NFE", held, *(["batch"] if len(batches) > 1 else [])]
+    heads = ["recipe", "exact?", "N", "tokens / call", "target calls", held, *(["batch"] if len(batches) > 1 else [])]
     heads += ["p50 s", "p95 s", "first s", *(["real time"] if audio else []), "peak GB", "TV bound", *names]
     lines = [_line(row, rows, names, metrics, audio, len(batches) > 1) for row in rows]
     return grid(heads, lines, "Recipes: speed and quality", ("recipe", "exact?"))

@@ -124,6 +124,8 @@ def shown(value: Any) -> str:
     """The `repr` of a value, or its class where that is long: of tensors, arrays and large collections."""
     if isinstance(value, (str, int, float, type(None))):
         return repr(value)
+    if isinstance(value, type):
+        return f"<class {value.__name__}>"
     length = len(value) if isinstance(value, Sequence | dict | set) else None
     if length is not None and length <= 8:
         return repr(value)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Callable, Hashable
+from collections.abc import AsyncGenerator, Hashable, Iterable
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from typing import Any
 
 from mmspec.batching.engine import Engine
@@ -14,7 +15,17 @@ from mmspec.batching.request import Request, RequestOutput
 from mmspec.batching.totals import EngineStats
 from mmspec.errors import ArgumentError
 
-_Receive = Callable[[RequestOutput | BaseException], None]
+_Received = RequestOutput | BaseException
+
+
+@dataclass(eq=False)
+class _Receiver:
+    """Who waits for the outputs of a request: `left` is set once its reader is gone."""
+
+    name: str
+    loop: asyncio.AbstractEventLoop
+    received: asyncio.Queue[_Received] = field(default_factory=asyncio.Queue)
+    left: threading.Event = field(default_factory=threading.Event)
 
 
 class EngineClosedError(ArgumentError):
@@ -36,7 +47,7 @@ class AsyncEngine:
     def __init__(self, pipe: Any, **options: Any) -> None:
         self.engine = Engine(pipe, **options)
         self._changed = threading.Condition()
-        self._receivers: dict[str, _Receive] = {}
+        self._receivers: dict[str, _Receiver] = {}
         self._closing = self._dropping = False
         self._error: BaseException | None = None
         # With the context variables of the caller, such as `mmspec.decoding.quantized_cache`.
@@ -57,37 +68,27 @@ class AsyncEngine:
             ArgumentError: For an argument whose value is not allowed; a `QueueFullError` if too many requests wait, an
                 `EngineClosedError` if the engine is closed.
         """
-        loop = asyncio.get_running_loop()
-        received: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
-
         name = f"req-{uuid.uuid4().hex}" if request_id is None else request_id
-        left = threading.Event()
-
-        def receive(output: RequestOutput | BaseException) -> None:
-            try:
-                loop.call_soon_threadsafe(received.put_nowait, output)
-            except RuntimeError:  # the loop has ended, and its generators with it
-                self._leave(name, receive, left)
-
-        adding = asyncio.ensure_future(asyncio.to_thread(self._add, name, receive, left, prompt, user, options))
+        receiver = _Receiver(name, asyncio.get_running_loop())
+        adding = asyncio.ensure_future(asyncio.to_thread(self._add, receiver, prompt, user, options))
         try:
             await asyncio.shield(adding)
         except asyncio.CancelledError:
             # The end of the loop cancels `adding` as well, and its thread goes on.
             adding.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._leave(name, receive, left)
+            self._leave(receiver)
             raise
         finished = False
         try:
             while not finished:
-                output = await received.get()
+                output = await receiver.received.get()
                 if isinstance(output, BaseException):
                     raise output
                 finished = output.finished
                 yield output
         finally:
             if not finished:
-                self._leave(name, receive, left)
+                self._leave(receiver)
 
     def cancel(self, request_id: str) -> bool:
         """Cancels a request, which leaves at the next window; returns whether it was unfinished."""
@@ -130,16 +131,9 @@ class AsyncEngine:
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose(drain=exc[0] is None)
 
-    def _add(
-        self,
-        name: str,
-        receive: _Receive,
-        left: threading.Event,
-        prompt: Any,
-        user: Hashable,
-        options: dict[str, Any],
-    ) -> Request:
-        """Adds a request whose outputs go to `receive`, unless its receiver has `left` already."""
+    def _add(self, receiver: _Receiver, prompt: Any, user: Hashable, options: dict[str, Any]) -> Request:
+        """Adds a request, unless its receiver has left already."""
+        name = receiver.name
         with self._changed:
             if self._error is not None:
                 raise EngineClosedError("the engine has ended with an error") from self._error
@@ -147,7 +141,7 @@ class AsyncEngine:
                 raise EngineClosedError("the engine is closed and takes no more requests")
             if name in self._receivers:
                 raise ArgumentError(f"request_id={name[:200]!r} is not allowed; a request of this name is unfinished")
-            self._receivers[name] = receive
+            self._receivers[name] = receiver
         try:
             request = self.engine.add(prompt, request_id=name, user=user, **options)
         except BaseException:
@@ -156,36 +150,48 @@ class AsyncEngine:
                 self._changed.notify_all()  # it may wait for this request before it ends
             raise
         with self._changed:
-            if self._dropping or left.is_set():
+            if self._dropping or receiver.left.is_set():
                 self.engine.cancel(name)
             self._changed.notify_all()
         return request
 
-    def _leave(self, name: str, receive: _Receive, left: threading.Event) -> None:
+    def _leave(self, receiver: _Receiver) -> None:
         """Cancels the request of a receiver, also one that is still being added, but no later one of its name."""
         with self._changed:
-            left.set()
-            if self._receivers.get(name) is receive:
-                self.engine.cancel(name)
+            receiver.left.set()
+            if self._receivers.get(receiver.name) is receiver:
+                self.engine.cancel(receiver.name)
             self._changed.notify_all()
 
     def _work(self) -> None:
         """Steps the engine whenever a request is unfinished, until the engine is closed."""
         try:
             while self._wait():
-                for output in self.engine.step():
-                    with self._changed:
-                        receive = self._receivers.get(output.request_id)
+                outputs = self.engine.step()
+                with self._changed:
+                    # A request that was added to `engine` itself has no receiver.
+                    to = [(self._receivers.get(output.request_id), output) for output in outputs]
+                    for output in outputs:
                         if output.finished:
                             self._receivers.pop(output.request_id, None)
-                    if receive is not None:  # a request that was added to `engine` itself has no receiver
-                        receive(output)
+                self._hand_over([(receiver, output) for receiver, output in to if receiver is not None])
         except BaseException as error:  # a fault of the engine itself: every request must hear of it
             with self._changed:
                 self._error, self._closing = error, True
                 receivers, self._receivers = self._receivers, {}
-            for receive in receivers.values():
-                receive(error)
+            self._hand_over([(receiver, error) for receiver in receivers.values()])
+
+    def _hand_over(self, outputs: Iterable[tuple[_Receiver, _Received]]) -> None:
+        """Gives outputs to their loops; each is woken once, as a wakened loop takes the interpreter from the engine."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Receiver, _Received]]] = {}
+        for receiver, output in outputs:
+            by_loop.setdefault(receiver.loop, []).append((receiver, output))
+        for loop, found in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put, found)
+            except RuntimeError:  # the loop has ended, and its generators with it
+                for receiver, _ in found:
+                    self._leave(receiver)
 
     def _wait(self) -> bool:
         """Waits for requests; returns False once the engine is closed and has none left."""
@@ -195,3 +201,8 @@ class AsyncEngine:
                     return False
                 self._changed.wait()
             return True
+
+
+def _put(outputs: Iterable[tuple[_Receiver, _Received]]) -> None:
+    for receiver, output in outputs:
+        receiver.received.put_nowait(output)

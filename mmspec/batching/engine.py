@@ -490,4 +490,4 @@ def _stats(rows: Sequence[RowStats], progress: Progress) -> Stats:
     """The statistics of a request. Acceptance and the parts of the seconds are those of the whole engine."""
     seconds = 0.0 if progress.started is None else time.perf_counter() - progress.started
     parts = dict.fromkeys(PARTS, 0.0) | {"other": seconds}
-    return Stats(sum(row.calls for row in rows), 0, 0.0, [], 0, seconds, parts, 0).over(rows)
+    return Stats(sum(row.target_calls for row in rows), 0, 0.0, [], 0, seconds, parts, 0).over(rows)

@@ -186,9 +186,8 @@ class Group:
         load = 1 << max(running - 1, 0).bit_length()
         if load != self._load and running:
             self._load = load
-            state = self.batch.state
-            length, may_end = state.layout.length, state.layout.may_end
-            policy = window_policy(self._recipe, [self._guided], load, self._resources, length, may_end)
+            length = self.batch.state.layout.length
+            policy = window_policy(self._recipe, [self._guided], load, self._resources, length, None)
             self.batch.use(policy)
         elif running:
             self.batch.use()

@@ -69,11 +69,6 @@ class RequestOutput:
     result: Any = None
     error: Exception | None = None
 
-    @property
-    def calls(self) -> int:
-        """`target_calls`, by its old name."""
-        return self.target_calls
-
 
 @dataclass(frozen=True)
 class RowPrompt:
@@ -197,7 +192,7 @@ class PreparedRows:
         target, layout, samplings, resources = self.target, self.layout, self.samplings, self.resources
         state = BatchState(self.seeds or seeds, layout, recipe.window, target.device, self.limits)
         sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
-        policy = window_policy(recipe, samplings, len(seeds), resources, layout.length, layout.may_end)
+        policy = window_policy(recipe, samplings, len(seeds), resources, layout.length, target)
         meter = Meter(target.device, len(seeds), watch.measure_entropy)
         return running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter, watch.on_step)
 

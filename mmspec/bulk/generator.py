@@ -131,7 +131,7 @@ class Generator:
         Returns:
             The columns of `batch`, with these set: `name`, which depends on prompt, seed, id and settings only; `seed`,
             which the pipeline was called with; `image` (PNG) or `audio` (WAV), bytes or None; `tokens`, the ids, for
-            audio of all parts one after the other; `calls`, target calls; `seconds`; `notes`, remarks, such as that
+            audio of all parts one after the other; `target_calls`; `seconds`; `notes`, remarks, such as that
             speech was cut at its limit; `weights`, a fingerprint; and `error`, None, or why the model refused the
             prompt.
 
@@ -159,7 +159,7 @@ class Generator:
             "seed": np.array([request.seed for request in requests], dtype=np.int64),
             kind: _objects([None if one is None else one.encode(loaded.fingerprint) for one in made]),
             "tokens": _objects([[] if one is None else _flat(one.tokens) for one in made]),
-            "calls": np.array([0 if one is None else one.stats.calls for one in made], dtype=np.float64),
+            "target_calls": np.array([0 if one is None else one.stats.target_calls for one in made], dtype=np.float64),
             "seconds": np.array([0 if one is None else one.seconds for one in made], dtype=np.float64),
             "notes": _objects([[] if one is None else one.notes for one in made]),
             "weights": _objects([loaded.fingerprint] * count),

@@ -101,7 +101,7 @@ def _entry(sample: GeneratedSample, file: str) -> SampleEntry:
         recipe=sample.recipe,
         file=file,
         tokens=sample.stats.tokens,
-        calls=sample.stats.calls,
+        calls=sample.stats.target_calls,
         seconds=sample.seconds,
         length=sample.length,
         notes=sample.notes,

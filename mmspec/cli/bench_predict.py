@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from inspect import signature
 from itertools import pairwise
 from re import sub
 from typing import TYPE_CHECKING, Annotated
@@ -83,7 +82,6 @@ def bench_predict(
 
     from mmspec.metrics.bench.predict import calls, predict
     from mmspec.metrics.bench.recipes import SamplingOverrides
-    from mmspec.metrics.evaluation.suites.classes import by_class
     from mmspec.metrics.prompts import BUILTIN, BY_MODEL, SPEECH, read_prompts
     from mmspec.pipeline import makes_audio
 
@@ -97,11 +95,10 @@ def bench_predict(
     own = default_recipe(pipe)
     if own.name not in ("plain", *(recipe.name for recipe in chosen)):
         chosen.append(own)
-    numbers = all(text.isdecimal() for text in texts) and "class_labels" in signature(pipe.__call__).parameters
     sampling = SamplingOverrides(temperature, top_k, top_p, guidance_scale, min_p, typical_p).given()
     with RunProgress(calls(chosen, samples, batch), "calls", quiet=as_json, every=log_every) as progress:
         report = predict(
-            by_class(pipe) if numbers else pipe,
+            pipe,
             texts,
             chosen,
             batch=batch,

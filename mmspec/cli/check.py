@@ -75,7 +75,7 @@ def check(
     """Compare recipes with plain decoding on a toy model that is small enough to enumerate, or check a model (-m).
 
     With -m, a model is checked with its own weights: greedy tokens against the model's own generate, windows and
-    roll-back against single steps, samples against the model's own in a two-sample test, kernels and CUDA graphs
+    roll-back against plain steps, samples against the model's own in a two-sample test, kernels and CUDA graphs
     against the eager path, and the calls and seconds of each recipe, on one Markdown page. RECIPE is one recipe, or all
     for the most useful ones. With --batch-invariance, requests are decoded alone, in one batch, joining late and over
     a server, in float32 and in bfloat16, or in --dtype: in float32 their codes must be equal.

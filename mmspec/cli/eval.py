@@ -179,7 +179,7 @@ def evaluate(
     from mmspec.metrics.evaluation.results import record_of, table, write_results
     from mmspec.metrics.evaluation.scores import write_scores
     from mmspec.metrics.evaluation.suites.classes import SUITE as CLASSES
-    from mmspec.metrics.evaluation.suites.classes import by_class
+    from mmspec.metrics.evaluation.suites.classes import check_has_classes
     from mmspec.metrics.report.page import write_report
 
     check(resolved)
@@ -194,7 +194,9 @@ def evaluate(
         check_device(device)
         pipe = load_pipeline(resolved.model, device, resolved.drafter, read_dtype(resolved.dtype))
         resolved = replace(resolved, fingerprint=fingerprint(pipe))
-        evaluation = prepare(by_class(pipe) if resolved.suite == CLASSES else pipe, resolved, processes)
+        if resolved.suite == CLASSES:
+            check_has_classes(pipe)
+        evaluation = prepare(pipe, resolved, processes)
         if processes.rank == 0:
             stack.enter_context(open_folder(output, resolved))
         processes.gather(None)  # wait until the folder exists

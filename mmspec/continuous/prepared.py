@@ -62,7 +62,7 @@ class PreparedLatents:
         rule = build_latent_rule(recipe)
         state = BatchState(seeds, layout, recipe.window, target.device, self.limits)
         sampler = LatentSampler(self.head, CounterRNG(seeds, target.device), rule, layout.length)
-        policy = window_policy(recipe, (), len(seeds), resources, layout.length, layout.may_end)
+        policy = window_policy(recipe, (), len(seeds), resources, layout.length, target)
         meter = Meter(target.device, len(seeds))
         observers = [each for each in (self.observe, watch.on_step) if each is not None]
         on_step = partial(_in_turn, observers) if observers else None

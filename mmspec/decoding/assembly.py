@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mmspec.arguments import missing, shown
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.default_window import window_of
 from mmspec.decoding.foreign_parts import checked_rule
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
@@ -172,7 +173,7 @@ def window_policy(
     batch_size: int,
     resources: DraftResources,
     length: int,
-    may_end: bool,
+    target: Any,
 ) -> WindowPolicy:
     """The window policy of a recipe.
 
@@ -184,10 +185,10 @@ def window_policy(
         batch_size: Number of rows.
         resources: Holds the policies of earlier runs.
         length: Tokens per row in this run.
-        may_end: Whether a row may end before that.
+        target: The target, or what reads the windows in its place; a recipe that names no window depends on it.
     """
     if not recipe.auto:
-        return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, plain_steps=length)
+        return FixedWindow(window_of(recipe, target)) if recipe.info.drafts else FixedWindow(1, plain_steps=length)
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
     largest = min(largest, getattr(head, "count", LARGEST) + 1)  # Medusa and Hydra heads are so many
@@ -195,5 +196,5 @@ def window_policy(
     key = name, batch_size, any(s.guidance_scale != 1 for s in samplings)
     policy = resources.adaptive_windows.setdefault(key, AdaptiveWindow(largest))
     assert isinstance(policy, AdaptiveWindow)
-    policy.begin(length, batch_size, not may_end)
+    policy.begin(length, batch_size)
     return policy

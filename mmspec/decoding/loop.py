@@ -137,12 +137,16 @@ class RunningBatch:
         else:
             next_width = (policy.next() if whole else policy.settled()) if windows.goes_ahead and not together else 0
             self._decode(width, 1, next_width, in_step if together else None)
-        calls, gained, tested, accepted = (now - then for now, then in zip(self._counts(ids), before, strict=True))
+        after = self._counts(ids)
+        calls, gained, tested, accepted = (now - then for now, then in zip(after, before, strict=True))
+        left = np.isin(ids, state.ids[state.is_running])
+        progress = (after[1][left].min() if left.any() else after[1].max()) - before[1].min()
         seconds = (self._clock() - start) / calls
+        committed = Committed(gained, int(progress), seconds, calls, tested, accepted, together)
         if whole and not windows.given_up:
-            policy.record(width, Committed(gained, seconds, calls, tested, accepted, together))
+            policy.record(width, committed)
         else:  # calls with fewer rows take less time, and cannot be compared
-            policy.rest(width, seconds, calls)
+            policy.rest(width, committed)
         self.drop_finished()
         return bool(state.is_running.any())
 

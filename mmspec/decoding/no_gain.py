@@ -41,14 +41,19 @@ def tell_of_steps(recipe: ChosenRecipe, head: Any, draft_head: Any) -> None:
 
 
 def parameters(target: Any) -> int:
-    """Parameters of the modules of a target, or of the target that it wraps; 0 if it has none."""
-    found = dict[int, int]()
+    """Parameters of a target; 0 if it has none."""
+    return sum(weight.numel() for weight in weights(target))
+
+
+def weights(target: Any) -> list[nn.Parameter]:
+    """The weights of the modules of a target, and of the target that it wraps."""
+    found = dict[int, nn.Parameter]()
     for part in vars(target).values():
         if isinstance(part, nn.Module):
-            found |= {id(each): each.numel() for each in part.parameters()}
+            found |= {id(each): each for each in part.parameters()}
         elif hasattr(part, "prefill"):
-            found[id(part)] = parameters(part)
-    return sum(found.values())
+            found |= {id(each): each for each in weights(part)}
+    return list(found.values())
 
 
 @cache

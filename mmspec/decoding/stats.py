@@ -29,13 +29,13 @@ class RowStats:
     """The statistics of one row; see `Stats`.
 
     Attributes:
-        calls: Target calls that the row took part in.
+        target_calls: Target calls that the row took part in.
         truncated: Whether the row reached the length limit before a token that ends it; False for sequences of a fixed
             length.
     """
 
     tokens: int
-    calls: int
+    target_calls: int
     tv_bound: float
     entropy: float | None
     nll: float | None
@@ -111,7 +111,7 @@ class Stats:
             self,
             target_calls=self.target_calls + other.target_calls,
             tokens=mine + theirs,
-            tokens_per_call=(mine + theirs) / max(sum(row.calls for row in rows), 1),
+            tokens_per_call=(mine + theirs) / max(sum(row.target_calls for row in rows), 1),
             acceptance=[a / n if n else None for a, n in zip(accepted, tested, strict=False)],
             draft_calls=self.draft_calls + other.draft_calls,
             seconds=self.seconds + other.seconds,
@@ -126,7 +126,7 @@ class Stats:
 
     def over(self, rows: Sequence[RowStats]) -> Self:
         """The same statistics, with the tokens, bounds and entropies of these rows in place of those so far."""
-        tokens, calls = sum(row.tokens for row in rows), sum(row.calls for row in rows)
+        tokens, calls = sum(row.tokens for row in rows), sum(row.target_calls for row in rows)
 
         def per_token(values: Sequence[float | None]) -> float | None:
             if any(value is None for value in values):
@@ -232,15 +232,6 @@ class Meter:
     accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     tested: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     has_ids: bool = True
-
-    @property
-    def nfe(self) -> int:
-        """`target_calls`, by its old name."""
-        return self.target_calls
-
-    @nfe.setter
-    def nfe(self, value: int) -> None:
-        self.target_calls = value
 
     def __post_init__(self) -> None:
         self.tokens, self.calls = np.zeros(self.rows, dtype=np.int64), np.zeros(self.rows, dtype=np.int64)

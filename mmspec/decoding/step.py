@@ -55,11 +55,6 @@ class Step:
     tokens: Sequence[Tensor]
 
     @property
-    def nfe(self) -> int:
-        """`target_calls`, by its old name."""
-        return self.target_calls
-
-    @property
     def lengths(self) -> list[int]:
         """The number of tokens of each row so far."""
         if isinstance(self.tokens, TokensSoFar):

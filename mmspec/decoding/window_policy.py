@@ -20,6 +20,7 @@ class Committed:
 
     Attributes:
         gained: Host int64 [rows], the tokens that each running row has gained, those with the fewest tokens first.
+        progress: By how much the fewest tokens of a row have become more: a batch ends with its last row.
         seconds: Wall-clock seconds per target call.
         calls: The number of target calls.
         tested: How many of these tokens had a draft in their place.
@@ -28,6 +29,7 @@ class Committed:
     """
 
     gained: NDArray[np.int64]
+    progress: float
     seconds: float
     calls: int = 1
     tested: int = 0
@@ -78,13 +80,12 @@ class WindowPolicy(Protocol):
         """
         ...
 
-    def rest(self, width: int, seconds: float, calls: int = 1) -> None:
-        """Called after target calls that are not recorded: some of the rows have finished, or the time is not theirs.
+    def rest(self, width: int, committed: Committed) -> None:
+        """Called after target calls that are not measured: some of the rows have finished, or the time is not theirs.
 
         Args:
             width: The width of the window, or 1.
-            seconds: Wall-clock seconds per target call.
-            calls: The number of target calls.
+            committed: What they have committed.
         """
         ...
 
@@ -118,5 +119,5 @@ class FixedWindow:
     def record(self, width: int, committed: Committed) -> None:
         pass
 
-    def rest(self, width: int, seconds: float, calls: int = 1) -> None:
+    def rest(self, width: int, committed: Committed) -> None:
         pass

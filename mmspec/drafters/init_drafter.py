@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.token_init import (
+    BaseInitDrafter,
     LearnedTable,
     RandomToken,
     TokenInit,
@@ -24,44 +25,15 @@ from mmspec.drafters.token_init import (
     repeat_left,
     repeat_up,
 )
+from mmspec.drafters.window_kernel import Reusable
 from mmspec.errors import ArgumentError
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
 from mmspec.sampling.transfers import on_device
 
 LONGEST = 256  # positions of a window, whose drafts one program holds
-
-
-@runtime_checkable
-class WindowKernel(Protocol):
-    """Drafts a whole window in one launch, as `mmspec.drafters.jacobi.Jacobi` and its continuation do in torch."""
-
-    def draft(
-        self,
-        state: BatchState,
-        draws: WindowRNG,
-        p: Probs,
-        tokens: Tensor | None,
-        q: Probs | None,
-        accepted: Numbers,
-    ) -> Draft | None:
-        """The drafts of a window.
-
-        Args:
-            state: The batch.
-            draws: The random numbers of the window.
-            p: The target distributions of the previous window.
-            tokens: Its tokens after the coupling, int64 [B, W']; None if none are reused.
-            q: The distributions that they follow, [B, W', V]; None if none are reused.
-            accepted: [B], the number of its drafts that were accepted.
-
-        Returns:
-            None where the kernels do not run.
-        """
-        ...
 
 
 class ForcedOnDevice:
@@ -99,39 +71,24 @@ class KernelDrafts:
     def __post_init__(self) -> None:
         self._forced = ForcedOnDevice()
 
-    def draft(
-        self,
-        state: BatchState,
-        draws: WindowRNG,
-        p: Probs,
-        tokens: Tensor | None,
-        q: Probs | None,
-        accepted: Numbers,
-    ) -> Draft | None:
-        if isinstance(p, Tensor) or isinstance(q, Tensor):
-            return None
-        if state.layout.cell or draws.positions.host.shape[1] > LONGEST:
+    def draft(self, state: BatchState, draws: WindowRNG, previous: Reusable) -> Draft | None:
+        if previous.is_dense or state.layout.cell or draws.positions.host.shape[1] > LONGEST:
             return None
         # Imported here: Triton may be missing.
         from mmspec.kernels import token_init
-        from mmspec.sampling.lazy_probs import LazyProbs, lazy
+        from mmspec.sampling.lazy_probs import LazyProbs
 
-        if self.table is not None and self.table.shape[1] != p.shape[-1]:
+        vocab_size = previous.p.shape[-1]
+        if self.table is not None and self.table.shape[1] != vocab_size:
             return None
-        previous = None
-        if tokens is not None and q is not None:
-            stats = lazy(q).stats
-            counts = accepted.on(state.device)
-            previous = token_init.Previous(tokens, stats.floats, stats.ints, counts)
-        else:
-            stats = lazy(p).stats
+        stats, reused = previous.for_kernels(state.device)
         kind = ("left", "up", "random", "table", "learned").index(self.kind)  # in the order of the kernel's numbers
         positions = draws.positions.on(state.device)
         # The others need no random numbers, which are then computed while the model runs.
         u = draws[INIT] if self.kind == "random" else None
         found = token_init.draft_window(
-            *state.storage(), positions, u, kind, state.layout.width or 0, p.shape[-1],
-            self.table if self.learned is None else self.learned.table, self._forced(state), previous,
+            *state.storage(), positions, u, kind, state.layout.width or 0, vocab_size,
+            self.table if self.learned is None else self.learned.table, self._forced(state), reused,
         )  # fmt: skip
         drafted = LazyProbs.known(replace(stats, floats=found.floats, ints=found.ints))
         return Draft(found.window[:, 1:], drafted, found.window)
@@ -149,7 +106,7 @@ def kernel_drafts(init: object) -> KernelDrafts | None:
     return None if kind is None else KernelDrafts(kind)
 
 
-class InitDrafter:
+class InitDrafter(BaseInitDrafter):
     """A `mmspec.decoding.drafter.ContinuationDrafter` that fills slots by token initialization.
 
     The drafts are not sampled from a distribution, so that their q is one-hot; any initialization is exact.
@@ -159,28 +116,13 @@ class InitDrafter:
         frames: A target of frames whose first tokens force those of later frames; None for other targets.
     """
 
-    ROWS = ("_learned",)
-
-    calls = 0
-
     def __init__(self, init: TokenInit, frames: FrameFeatureTarget | None = None) -> None:
+        super().__init__(init)
         self._init = init
         self._frames = frames
         self._host_init = host_version(init)
-        learned: object = init
-        self._learned = learned if isinstance(learned, LearnedTable) else None
         # Drafts whole windows where the Triton kernels run, which know no frames.
         self.kernel: KernelDrafts | None = kernel_drafts(init) if frames is None else None
-
-    @property
-    def learns(self) -> bool:
-        """Whether it changes with every window."""
-        return self._learned is not None
-
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """It does not need the counts."""
-        if self._learned is not None:
-            self._learned.update(verdict, state, draws)
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
         """Without the tokens that are forced."""

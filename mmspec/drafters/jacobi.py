@@ -14,9 +14,10 @@ from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.foreign_parts import check_draft
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
-from mmspec.drafters.init_drafter import InitDrafter, WindowKernel, forcing_frames, token_init
+from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.recipe_info import Choice
 from mmspec.drafters.restarts import KnowsGuesses, Restarts
+from mmspec.drafters.window_kernel import Reusable, WindowKernel
 from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError
 from mmspec.sampling.numbers import Numbers
@@ -156,7 +157,7 @@ class Jacobi:
             tokens, q = coupled
             verdict.coupled_p = q
         verdict.coupled = tokens
-        return self._kernel.draft(state, next_draws, verdict.p, tokens, q, verdict.counts)
+        return self._kernel.draft(state, next_draws, Reusable(verdict.p, tokens, q, verdict.counts))
 
     def before_join(self, other: Jacobi, state: BatchState, other_state: BatchState) -> None:
         width = max(0 if one._tokens is None else one._tokens.shape[1] for one in (self, other))
@@ -180,7 +181,7 @@ class Jacobi:
         if self._restarts is not None and self._tokens is not None and on_cpu:
             self._accepted = self._restarts.after(self._accepted, self._tokens.shape[1])
         if self._kernel is not None:
-            drafted = self._kernel.draft(state, draws, self._p, self._tokens, self._q, self._accepted)
+            drafted = self._kernel.draft(state, draws, Reusable(self._p, self._tokens, self._q, self._accepted))
             if drafted is not None:
                 return drafted
         if self._tokens is None or self._q is None:

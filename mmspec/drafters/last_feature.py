@@ -60,5 +60,5 @@ def refuse_few(count: int, kind: str, context: DraftingContext, depth: int) -> N
         ArgumentError: If there are fewer.
     """
     recipe = context.recipe
-    if depth > count and not (recipe.auto or recipe.auto_branch):
+    if depth > count and not (recipe.auto or recipe.auto_branch or recipe.window_by_model):
         raise ArgumentError(f"recipe '{recipe}' drafts {depth} tokens ahead, but the drafter has {count} {kind} heads")

@@ -6,11 +6,11 @@ This module does not import torch, so that a command can check a recipe before i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmspec.errors import ArgumentError
-from mmspec.knobs import Branching, Knob
+from mmspec.knobs import BY_MODEL, Branching, Knob
 
 # Of the knobs of Jacobi recipes: the values that the core has, besides the networks of drafters.
 START_VALUES = ("auto", "random", "left", "up", "table")
@@ -101,6 +101,13 @@ def window_knob(default: int) -> Knob:
         high=1024,
         choices=("auto",),
     )
+
+
+def model_window_knob() -> Knob:
+    """The knob `window` of drafts that are reused: the wider it is, the better they are, and the more a call costs."""
+    knob = window_knob(16)
+    summary = f"{knob.summary}; {BY_MODEL}: by device, dtype and size of the model"
+    return replace(knob, default=BY_MODEL, summary=summary, choices=(BY_MODEL, *knob.choices))
 
 
 def nodes_knob(default: int) -> Knob:

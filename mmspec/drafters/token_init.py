@@ -55,6 +55,31 @@ class LearnedTable(Protocol):
         ...
 
 
+class BaseInitDrafter:
+    """What drafters of tokens and of columns by an initialization have in common: a `LearnedTable` learns.
+
+    Args:
+        init: The initialization.
+    """
+
+    ROWS = ("_learned",)
+
+    calls = 0
+
+    def __init__(self, init: object) -> None:
+        self._learned = init if isinstance(init, LearnedTable) else None
+
+    @property
+    def learns(self) -> bool:
+        """Whether it changes with every window."""
+        return self._learned is not None
+
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """It does not need the counts."""
+        if self._learned is not None:
+            self._learned.update(verdict, state, draws)
+
+
 def host_version(init: TokenInit) -> HostTokenInit:
     """The same initialization of NumPy arrays, for drafts on a CPU."""
     known: object = init

@@ -58,8 +58,7 @@ def accelerate(
     check_flag("enabled", enabled)
     check_options(draft_model, table, heads, None, False)
     found = replaceable(obj)
-    first, its_kind = found[0]
-    wanted = choose_recipe(recipe, draft_model, its_kind.device_of(first).type)
+    wanted = choose_recipe(recipe, draft_model)
     if knobs:  # those of a default give way; what the caller's recipe sets may not be set twice
         wanted = wanted.with_knobs(**knobs) if recipe is None else Recipe(str(wanted), knobs)
     refuse_misfits(wanted, draft_model, heads, table)

@@ -45,7 +45,7 @@ class CodecLoop(Replacement):
     ) -> tuple[PreparedRows, Recipe]:
         """One prompt [T, D] that is ready to be decoded, and how; the arguments are those of `CodecLM.target`."""
         given, device = self.settings, model.embed.weight.device
-        recipe = choose_recipe(given.recipe, None, device.type)
+        recipe = choose_recipe(given.recipe, None)
         resources = DraftResources(
             table=count_table(given.table, recipe, layout, 0, model.head.out_features, device),
             heads={head.kind: head.to(device) for head in given.heads},

@@ -44,11 +44,6 @@ class InferenceWrapper(CodecLoop):
     NAME = "inference_wrapper"
     PACKAGE = "cosyvoice"
 
-    @staticmethod
-    def device_of(owner: Any) -> torch.device:
-        device: torch.device = owner.llm_decoder.weight.device
-        return device
-
     @torch.inference_mode()
     def __call__(self, lm_input: Tensor, sampling: int, min_len: int, max_len: int, uuid: str) -> Iterator[int]:
         """Yields the codes of a prompt [1, T, D] as they are decoded."""

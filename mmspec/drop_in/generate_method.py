@@ -108,7 +108,7 @@ class GenerateMethod(Replacement):
         self._load_offloaded()
         stats: list[Stats] = []
         drafting = draft_model if arguments.get("assistant_model") is None else arguments["assistant_model"]
-        chosen = choose_recipe(recipe, drafting, model.device.type)
+        chosen = choose_recipe(recipe, drafting)
         result = call_generate(
             loop,
             arguments.pop("inputs", None),

@@ -55,7 +55,14 @@ NOT: Mapping[str, str] = {
     "TTS.BaseTTS": "of coqui-tts, XTTS is the model whose codes are drafted",
     "moshi.LMGen": "each of its steps returns one frame; mmspec.load decodes the folder of a Kyutai TTS",
     "moshi.TTSModel": "each step of its loop returns one frame; mmspec.load decodes its folder",
-    "cosyvoice.CosyVoice": "the language model of CosyVoice 1 is no decoder of transformers; versions 2 and 3 are "
+    "audiocraft.MusicGen": "its layers keep keys that no rejected draft is cut from; MusicgenForConditionalGeneration "
+    "of transformers, which is accelerated, reads the same facebook/musicgen-* folders",
+    "audiocraft.MAGNeT": "it draws many tokens of a codebook in each call; mmspec.load decodes its folder",
+    "audiocraft.BaseGenModel": "its layers keep keys that no rejected draft is cut from; mmspec knows the folders of "
+    "MusicGen and MAGNeT",
+    "dia.Dia": "each of its steps takes one frame; DiaForConditionalGeneration of transformers, which is "
+    "accelerated, reads nari-labs/Dia-1.6B-0626",
+    "cosyvoice.CosyVoice": "the language model of CosyVoice 1 is no decoder of transformers; CosyVoice 2 and 3 are "
     "accelerated",
     "chatterbox.ChatterboxVC": "it converts a voice without codes that are drawn one after the other",
 }

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from mmspec.decoding.stats import Stats
@@ -63,12 +62,6 @@ class Replacement:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "stats": None, "_noted": set()}
-
-    @staticmethod
-    def device_of(owner: Any) -> torch.device:
-        """Where an object decodes."""
-        device: torch.device = owner.device
-        return device
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from mmspec.arguments import checked_call
 from mmspec.batching.call import decode_rows
 from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -45,7 +46,7 @@ from mmspec.hf.plan import Plan, PlanRequest
 from mmspec.hf.request import GenerateRequest, unwrap
 from mmspec.hf.stopping import StopTest
 from mmspec.hf.streaming import TokenStream
-from mmspec.recipes import DEFAULT, Recipe, on_device, parse
+from mmspec.recipes import DEFAULT, Recipe, parse
 from mmspec.sampling.logits_processors import one_by_one
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -141,7 +142,7 @@ def generate(
     check_options(draft_model, table, heads, on_step, measure_entropy, on_stats)
     try:
         refuse_call(unwrap(model), generation_config)
-        recipe = choose_recipe(recipe, draft_model, model.device.type)
+        recipe = choose_recipe(recipe, draft_model)
         own = getattr(adapter_of(unwrap(model)), "generate", None)
         if own is not None:
             if token_streamer is not None:
@@ -177,20 +178,18 @@ def generate(
     return sequences
 
 
-def choose_recipe(recipe: str | Recipe | None, draft_model: Any, device: str) -> Recipe:
+def choose_recipe(recipe: str | Recipe | None, draft_model: Any) -> Recipe:
     """The recipe of a call.
 
     Args:
         recipe: As the caller gave it.
         draft_model: The draft model, or None.
-        device: The type of the model's device.
 
     Raises:
         UnknownNameError: If there is no recipe or rule of that name.
         ArgumentError: If the recipe has a knob that is not allowed.
     """
-    default = DEFAULT if draft_model is None else "draft"
-    return on_device(default, device) if recipe is None else parse(recipe)
+    return parse(recipe if recipe is not None else DEFAULT if draft_model is None else "draft")
 
 
 def decode(
@@ -389,7 +388,10 @@ def prepare(
     request = read_request(model, input_ids, found, processors, length, vocab_size, generation_config, inputs, given)
     processors = after_allowed_ids(processors, custom, request.allowed, input_ids.shape[1])
     request = replace(request, processors=processors)
-    plan = adapter.plan(model, request)
+    kind, must = type(model).__name__, "a mmspec.hf.plan.Plan"
+    plan = checked_call(
+        f"plan of the adapter of {kind}", adapter.plan, model, request, must=must, fits=lambda p: isinstance(p, Plan)
+    )
     if plan.history is None:
         refuse_criteria(criteria)
     stop_test = StopTest(criteria, input_ids, plan.first_id) if criteria else None

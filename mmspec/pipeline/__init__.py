@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 
-from mmspec.arguments import check_device
+from mmspec.arguments import check_device, shown
 from mmspec.errors import ArgumentError
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass(eq=False)
@@ -61,6 +63,11 @@ def makes_audio(pipe: Any) -> bool:
 class ModelPipeline:
     """A pipeline whose attributes hold its modules, at any depth."""
 
+    _elsewhere = (
+        "it is not a pipeline of diffusers: device and dtype are arguments of mmspec.load, which also takes a model "
+        "of transformers that has been changed"
+    )
+
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
@@ -71,18 +78,39 @@ class ModelPipeline:
         """The type of the floating-point weights of the model."""
         return next(each.dtype for each in _weights(self) if each.is_floating_point())
 
-    def to(self, device: str | torch.device) -> Self:
-        """Moves the pipeline to a device; returns the pipeline itself.
+    def to(self, device: str | torch.device | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Moves the pipeline to a device, or converts its weights, or both; returns the pipeline itself.
 
         Args:
-            device: Such as "cuda".
+            device: Such as "cuda"; or the dtype, as for a module of torch.
+            dtype: The type of floating-point weights, such as `torch.bfloat16`.
 
         Raises:
-            ArgumentError: If it is no device, or cannot be used.
+            ArgumentError: If the device cannot be used, or the weights cannot be converted.
         """
-        check_device(device)
-        move(self, torch.device(device))
+        if isinstance(device, torch.dtype) and dtype is None:
+            return self.to(dtype=device)
+        if device is not None:
+            check_device(device)
+        if dtype is not None and dtype not in DTYPES:
+            names = ", ".join(map(str, DTYPES))
+            raise ArgumentError(f"dtype={shown(dtype)} is not allowed; it is one of {names}")
+        if dtype not in (None, self.dtype):
+            self._convert(dtype)
+        if device is not None and not isinstance(device, torch.dtype):
+            move(self, torch.device(device))
         return self
+
+    def _convert(self, dtype: torch.dtype) -> None:
+        """Refused: some parts, such as codecs, keep their type."""
+        raise ArgumentError(
+            f"dtype={dtype} is not possible for a {type(self).__name__} that is loaded; pass it to mmspec.load"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}; {self._elsewhere}", name=name, obj=self)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Refused: these pipelines are loaded from the files that their models were published in."""

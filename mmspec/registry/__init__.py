@@ -19,6 +19,7 @@ What `mmspec.register` adds comes first, because it refuses such a name unless i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -174,6 +175,22 @@ def refreshes() -> Components[Choice]:
 Expected = tuple[str, Callable[[Any], bool]]
 
 
+def takes(found: Any, *arguments: Any, **keywords: Any) -> bool:
+    """Whether an object can be called with such arguments, as far as its signature says."""
+    try:
+        inspect.signature(found).bind(*arguments, **keywords)
+    except TypeError:  # also of what is no function
+        return False
+    except ValueError:  # a function without a signature
+        return True
+    return True
+
+
+def _makes(rule: Rule) -> bool:
+    knobs = {name: knob.default for name, knob in rule.knobs.items()}
+    return isinstance(rule.make, str) or takes(rule.make, **rule.arguments(knobs, None, {}))
+
+
 def _instance(kind: type[Any]) -> Expected:
     return f"a {kind.__module__}.{kind.__name__}", lambda found: isinstance(found, kind)
 
@@ -181,18 +198,24 @@ def _instance(kind: type[Any]) -> Expected:
 # By entry-point group: what a component must be, and whether an object is that.
 EXPECTED: Mapping[str, Expected] = MappingProxyType(
     {
-        "mmspec.models": ("a function (device, dtype) that returns a pipeline", callable),
+        "mmspec.models": (
+            "a function (device, dtype) that returns a pipeline",
+            lambda f: takes(f, device="cpu", dtype=None),
+        ),
         "mmspec.adapters": (
             "a module or an object with the functions vocab_size and plan",
             lambda found: all(callable(getattr(found, name, None)) for name in ("vocab_size", "plan")),
         ),
-        "mmspec.drafters": ("a function (context) that returns a drafter", callable),
+        "mmspec.drafters": ("a function (context) that returns a drafter", lambda found: takes(found, None)),
         "mmspec.recipes": _instance(RecipeInfo),
-        "mmspec.rules": _instance(Rule),
+        "mmspec.rules": (
+            "a mmspec.rules.Rule whose `make` takes its knobs by name",
+            lambda found: isinstance(found, Rule) and _makes(found),
+        ),
         "mmspec.heads": _instance(HeadInfo),
         "mmspec.starts": _instance(Choice),
         "mmspec.refreshes": _instance(Choice),
-        "mmspec.metrics": ("a function (extractor) that returns a metric", callable),
+        "mmspec.metrics": ("a function (extractor) that returns a metric", lambda found: takes(found, None)),
     }
 )
 

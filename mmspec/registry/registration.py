@@ -80,6 +80,8 @@ def register(kind: Kind, name: str, component: Any, *, replace: bool = False) ->
         raise ArgumentError(f"kind={shown(kind)} is not allowed{near}; it is one of {', '.join(get_args(Kind))}")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ArgumentError(f"name={shown(name)} is not allowed; it is letters, digits and . _ - @, such as 'lookup'")
+    if kind == "adapter" and not name.isidentifier():
+        raise ArgumentError(f"name={name!r} is not allowed for an adapter; it is a class, such as 'LlamaForCausalLM'")
     check_flag("replace", replace)
     _check_component(kind, name, component)
     _check_name(kind, name, replace)

@@ -53,17 +53,23 @@ class Rule:
     head: str = ""
     continuous: bool = False
 
-    def build(
-        self, knobs: Mapping[str, Value], codebook: Codebook | None, heads: Mapping[str, Head] = MappingProxyType({})
-    ) -> Accept:
-        """The acceptance function for these knobs; knobs of other parts of the recipe are ignored."""
-        make: Callable[..., Callable[..., Tensor]] = resolve(self.make)
+    def arguments(
+        self, knobs: Mapping[str, Value], codebook: Codebook | None, heads: Mapping[str, Head]
+    ) -> dict[str, object]:
+        """The arguments of `make`, by name."""
         own: dict[str, object] = {knob: knobs[knob] for knob in self.knobs}
         if self.takes_codebook:
             own["codebook"] = codebook
         if self.head:
             own["head"] = heads.get(self.head)
-        accept = make(**own)
+        return own
+
+    def build(
+        self, knobs: Mapping[str, Value], codebook: Codebook | None, heads: Mapping[str, Head] = MappingProxyType({})
+    ) -> Accept:
+        """The acceptance function for these knobs; knobs of other parts of the recipe are ignored."""
+        make: Callable[..., Callable[..., Tensor]] = resolve(self.make)
+        accept = make(**self.arguments(knobs, codebook, heads))
         if not self.takes_features:
             return accept
         from mmspec.sampling.acceptance import FeatureRule

@@ -52,8 +52,10 @@ def put_rows(
     rows = dim + 1
     shape = [max(a, b) for a, b in zip(own.shape, new.shape, strict=True)]
     shape[rows] = max(own.shape[rows], *(row + 1 for row in row_ids))
-    if shape != list(own.shape):
-        larger = own.new_full(shape, fill)
+    grown = [i for i, (size, old) in enumerate(zip(shape, own.shape, strict=True)) if size != old]
+    if grown:
+        # Rows that are appended are written below: the rest of a cache is not written twice for them.
+        larger = own.new_empty(shape) if grown == [rows] else own.new_full(shape, fill)
         larger[tuple(slice(size) for size in own.shape)] = own
         own = larger
     elif any(step == 0 and size > 1 for step, size in zip(own.stride(), own.shape, strict=True)):

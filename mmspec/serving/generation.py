@@ -104,7 +104,7 @@ class CallStep:
         return {
             "type": "generation.step",
             "tokens": self.tokens,
-            "calls": self.calls,
+            "target_calls": self.calls,
             "seconds": round(self.seconds, 4),
         }
 

@@ -55,10 +55,10 @@ def test_a_perfect_draft_is_fully_accepted() -> None:
     ours = {"custom_generate": mmspec.generate, "on_step": steps.append}
     out = call(model, 5, **more, **ours, draft_model=model, recipe="draft:window=4")
     assert out.sequences.shape == (2, 5, 8)
-    assert [(step.nfe, len(step.tokens[0])) for step in steps] == [(4, 1), (8, 2), (12, 3), (16, 4), (20, 5)]
+    assert [(step.target_calls, len(step.tokens[0])) for step in steps] == [(4, 1), (8, 2), (12, 3), (16, 4), (20, 5)]
     steps.clear()
     call(model, 5, **more, **ours, recipe="plain")
-    assert [step.nfe for step in steps] == [8, 16, 24, 32, 40]
+    assert [step.target_calls for step in steps] == [8, 16, 24, 32, 40]
 
 
 class Corrupted(CsmFrames):

@@ -27,7 +27,6 @@ from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, frame_s
 from mmspec.audio.models.fish_s2.model import FishS2, read_config, renamed
 from mmspec.audio.models.fish_s2.speech import FishPart
 from mmspec.audio.reference_audio import ReferenceCodes
-from mmspec.decoding.rows import can_join
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hub.files import needed_files
 from mmspec.loading import check_layout
@@ -155,14 +154,6 @@ def test_speech_voices_and_limits(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(FishS2, "first_logits", endless)
     never = pipe("one", seed=0)
     assert never.truncated and adapter.codes(never.tokens[0]).shape == (BOOKS, 5)
-
-
-def test_rows_with_other_sampling_parameters_do_not_join(adapter: Any) -> None:
-    first, same, other = (
-        FishFrames(adapter.model, [adapter.prompt(PARTS[0])], 4, FirstCodes(SamplingParams(t), 1.1))
-        for t in (1, 1, 0.5)
-    )
-    assert can_join(first, same) and not can_join(first, other)
 
 
 def test_the_published_layout(folder: Path) -> None:

@@ -21,7 +21,6 @@ from mmspec.audio.models.moss_local.decoding import FirstToken, MossLocalFrames,
 from mmspec.audio.models.moss_local.model import MossLocal, read_config
 from mmspec.audio.models.moss_tts.message import MossPart
 from mmspec.audio.reference_audio import ReferenceCodes
-from mmspec.decoding.rows import can_join
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
@@ -150,12 +149,6 @@ def test_speech_and_voices(folder: Path) -> None:
     assert adapter.draws_voice and not load(folder, voice=VOICE).adapter.draws_voice
     later = adapter.continue_voice(MossPart("two", None), MossPart("one", None), whole[0].tokens[0])
     assert (later.voice is not None) == bool(frames.shape[1])
-
-
-def test_rows_with_other_sampling_parameters_do_not_join(folder: Path) -> None:
-    model, given = load(folder).adapter.model, prompts(folder)[:1]
-    first, same, other = (MossLocalFrames(model, given, 4, SamplingParams(t)) for t in (1.0, 1.0, 0.5))
-    assert can_join(first, same) and not can_join(first, other)
 
 
 def test_the_published_size() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_pipe import N, ToyPipe
 
-from mmspec.batching.async_engine import AsyncEngine, EngineClosedError
+from mmspec.batching.async_engine import AsyncEngine, EngineClosedError, _Receiver
 from mmspec.batching.engine import Engine, QueueFullError, _agree
 from mmspec.batching.fair_queue import FairQueue
 from mmspec.batching.group import Group
@@ -323,6 +323,41 @@ def test_async_requests_share_the_engine_and_leaving_cancels() -> None:
     asyncio.run(main())
 
 
+def test_a_step_wakes_the_loop_once_whatever_the_number_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    wakes = 0
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        call_soon = loop.call_soon_threadsafe
+
+        def counted(*arguments: Any, **context: Any) -> asyncio.Handle:
+            nonlocal wakes
+            wakes += threading.current_thread().name == "mmspec-engine"
+            return call_soon(*arguments, **context)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        engine = AsyncEngine(ToyPipe(), recipe="plain", max_rows=8)
+        steps, step, all_are_there = 0, engine.engine.step, threading.Event()
+
+        def held() -> list[RequestOutput]:
+            nonlocal steps
+            assert all_are_there.wait(20)
+            steps += 1
+            return step()
+
+        engine.engine.step = held  # type: ignore[method-assign]
+        tasks = [asyncio.create_task(collect(engine, seed)) for seed in range(8)]
+        while engine.stats().requests < len(tasks):
+            await asyncio.sleep(0.001)
+        all_are_there.set()
+        await asyncio.gather(*tasks)
+        await engine.aclose()
+        return steps
+
+    steps = asyncio.run(main())
+    assert 0 < wakes <= steps < 8 * N
+
+
 async def collect_prompt(engine: AsyncEngine, prompt: str) -> None:
     async for _ in engine.generate(prompt):
         pass
@@ -458,7 +493,7 @@ def test_leaving_a_finished_request_cancels_no_other_of_its_name() -> None:
             holder.acquire()
             try:
                 engine.engine.add("good", request_id="same", seed=1)
-                engine._receivers["same"] = lambda _: None
+                engine._receivers["same"] = _Receiver("same", asyncio.get_running_loop())
                 await first.aclose()
                 assert not engine.engine._requests["same"].cancelled
             finally:

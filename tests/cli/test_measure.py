@@ -16,8 +16,8 @@ from train_shapes.render import render
 from mmspec.cli.app import main
 from mmspec.metrics import metric
 from mmspec.metrics.extractors import shapes
+from mmspec.metrics.extractors.classifier import ClassifierExtractor
 from mmspec.metrics.extractors.image import extract
-from mmspec.metrics.extractors.shapes import ShapesExtractor
 from mmspec.metrics.image.frechet import frechet_distance
 from mmspec.vision.png import write_png
 from mmspec.vision.shapes.domain import sample_scene
@@ -52,7 +52,10 @@ def test_folders_are_measured(folders: list[str], capsys: pytest.CaptureFixture[
     found = measure(capsys, clean, noisy, "--metrics", "fd@shapes,attributes", "--reference", other)
     one, two = (row["fd@shapes"] for row in found["quality"])
     features = [
-        extract(ShapesExtractor(classifier()), [np.asarray(Image.open(p)) for p in sorted(Path(folder).iterdir())])
+        extract(
+            ClassifierExtractor("shapes", classifier()),
+            [np.asarray(Image.open(p)) for p in sorted(Path(folder).iterdir())],
+        )
         for folder in folders
     ]
     assert one["value"] == pytest.approx(frechet_distance(features[0], features[2]), abs=1e-9)

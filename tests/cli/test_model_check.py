@@ -140,7 +140,7 @@ def test_a_wrong_model_fails_and_shows_no_speed(monkeypatch: pytest.MonkeyPatch)
     report = run(PIPELINES["emu3"]())
     failed = {check.name for check in report.checks if check.status == "FAILED"}
     assert not report.passed and not report.speeds
-    assert "logits of windows after roll-back = logits of single steps" in failed
+    assert "logits of windows after roll-back = logits of plain steps" in failed
     assert any(name.startswith("greedy tokens of scd") for name in failed)
     assert "Not measured: a check failed" in page(report) and ": FAILED" in page(report)
 
@@ -176,7 +176,7 @@ def test_on_a_device_every_cell_of_the_page_is_filled(kind: str, monkeypatch: py
     )  # fmt: skip
     assert {check.status for check in report.checks} == {"passed"} and not report.refused
     assert sum("eager torch" in check.name for check in report.checks) == 1 + len(RECIPES)
-    assert all(speed.calls for speed in report.speeds) and "| - |" not in page(report)
+    assert all(speed.target_calls for speed in report.speeds) and "| - |" not in page(report)
 
 
 def test_a_near_tie_of_a_pipeline_is_told_from_a_mistake() -> None:

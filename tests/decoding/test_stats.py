@@ -45,7 +45,7 @@ def test_nll_of_each_row_agrees_with_the_joint_distribution(recipe: str) -> None
     assert [row.nll for row in stats.rows] == pytest.approx(expected.tolist(), abs=1e-5)
     assert stats.nll == pytest.approx(float(expected.mean()), abs=1e-5)
     assert stats.entropy == pytest.approx(np.mean([row.entropy for row in stats.rows]))
-    assert sum(row.calls for row in stats.rows) == pytest.approx(stats.tokens / stats.tokens_per_call)
+    assert sum(row.target_calls for row in stats.rows) == pytest.approx(stats.tokens / stats.tokens_per_call)
     assert stats.tv_bound == pytest.approx(np.mean([row.tv_bound for row in stats.rows]))
 
 

@@ -43,8 +43,8 @@ from mmspec.testing.toys import ToyHead
 class Informed(AdaptiveWindow):
     """A window policy with rows that advance together, whose widths are a function of what it is told."""
 
-    def begin(self, length: int, rows: int = 1, fixed: bool = True) -> None:
-        super().begin(length, rows, fixed)
+    def begin(self, length: int, rows: int = 1) -> None:
+        super().begin(length, rows)
         self.width = 4
 
     def choose(self) -> int:
@@ -199,8 +199,8 @@ class Leaking(Informed):
 
     untied: ClassVar[float] = 0.0
 
-    def begin(self, length: int, rows: int = 1, fixed: bool = True) -> None:
-        super().begin(length, rows, fixed)
+    def begin(self, length: int, rows: int = 1) -> None:
+        super().begin(length, rows)
         Leaking.untied = 4.0
 
     def choose(self) -> int:
@@ -226,8 +226,8 @@ def test_a_policy_that_knew_which_kept_drafts_are_good_would_bias(monkeypatch: p
 class Narrowing(AdaptiveWindow):
     """Wide windows with a plain step after every two, whatever they gain."""
 
-    def begin(self, length: int, rows: int = 1, fixed: bool = True) -> None:
-        super().begin(length, rows, fixed)
+    def begin(self, length: int, rows: int = 1) -> None:
+        super().begin(length, rows)
         self.windows = 0
 
     def choose(self) -> int:
@@ -244,7 +244,7 @@ class Narrowing(AdaptiveWindow):
     def record(self, width: int, committed: Committed) -> None:
         self.windows += 1
 
-    def rest(self, width: int, seconds: float, calls: int = 1) -> None:
+    def rest(self, width: int, committed: Committed) -> None:
         self.windows += 1
 
 

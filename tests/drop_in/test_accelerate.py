@@ -32,7 +32,9 @@ from transformers import (
 )
 
 import mmspec
+from mmspec.drop_in.kinds import replaceable
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError
+from mmspec.hf.adapters import GENERATE_ADAPTERS, adapted_class
 
 pytestmark = [
     pytest.mark.releases,
@@ -70,6 +72,13 @@ def test_greedy_equals_the_untouched_object(name: str, caplog: pytest.LogCapture
     assert all(torch.equal(one, other) for one, other in zip(again, own, strict=True))
 
 
+def test_every_class_with_an_adapter_has_a_case() -> None:
+    """XTTS has a file of its own; X-Omni is a class of mmspec, which a pipeline of mmspec calls."""
+    owners = (owner for case in CASES.values() for owner, _ in replaceable(case.model()))
+    found = {adapted_class(owner) for owner in owners}
+    assert {*GENERATE_ADAPTERS} - found == {"GPT2InferenceModel", "XOmniForCausalLM"}
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if name != "csm audio"])
 def test_a_seed_of_torch_gives_the_same_samples_twice(name: str) -> None:
     case = CASES[name]
@@ -83,6 +92,22 @@ def test_a_seed_of_torch_gives_the_same_samples_twice(name: str) -> None:
     assert mmspec.last_stats(model) is not None
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["flat", "janus", "emu3", "musicgen", "melody", "dia", "higgs", "csm audio", "moshi", "bark"]
+)
+def test_a_dict_holds_what_that_of_the_untouched_object_holds(name: str) -> None:
+    case = CASES[name]
+    model = case.model()
+    own = model.generate(**case.arguments(model, return_dict_in_generate=True))
+    mmspec.accelerate(model, "scd:window=4")
+    ours = model.generate(**case.arguments(model, return_dict_in_generate=True))
+    assert mmspec.last_stats(model) is not None
+    for field in ("sequences", "audio_sequences", "audio_codes", "audio"):
+        if isinstance(own, dict) and own.get(field) is not None:
+            for one, other in zip(flat(ours[field]), flat(own[field]), strict=True):
+                torch.testing.assert_close(one, other)
 
 
 class Counting(LogitsProcessor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import hf_image_cases
@@ -88,7 +89,10 @@ OMNI: dict[str, Any] = {
 
 CASES: dict[str, Case] = {
     "flat": Case(tiny_speech.flat, {**FLAT, "do_sample": False}),
-    "gpt2": Case(lambda: tiny_speech.other_backbone("GPT2"), {**FLAT, "do_sample": False}),
+    **{
+        name.lower(): Case(partial(tiny_speech.other_backbone, name), {**FLAT, "do_sample": False})
+        for name in ("GPT2", "Gemma", "Gemma3", "Phi", "Phi3", "Lfm2", "Mistral", "Qwen2", "Qwen3")
+    },
     **{name: image(name) for name in ("janus", "emu3", "anole", "lumina", "imagegpt")},
     "glm": image("glm", False),
     "musicgen": columns(tiny_music.musicgen, max_new_tokens=14, guidance_scale=3.0),

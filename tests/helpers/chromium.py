@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -134,16 +133,6 @@ class Page:
     def type(self, text: str) -> None:
         """Types a text where the focus is."""
         self.call("Input.insertText", text=text)
-
-    def screenshot(self, path: Path, height: int | None = None) -> None:
-        """Writes a PNG of the window, or of the first `height` pixels of the page."""
-        options: dict[str, Any] = {}
-        if height is not None:
-            width = self.value("innerWidth")
-            options = {"clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}}
-            options["captureBeyondViewport"] = True
-        found = self.call("Page.captureScreenshot", format="png", **options)
-        path.write_bytes(base64.b64decode(found["data"]))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ KEPT = 4  # as in `mmspec.decoding.loop`: rows are dropped once one in so many h
 
 def committed(seconds: float, gain: float, calls: int = 1) -> Committed:
     """What `calls` calls of `seconds` each have committed in a row that has gained `gain` tokens per call."""
-    return Committed(np.array([gain * calls]), seconds, calls)
+    return Committed(np.array([gain * calls]), gain * calls, seconds, calls)
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,12 @@ def simulate(
         drafts = min(width - 1, int(gained[0])) if together else 0  # that are tested in each row
         tests = drafts * len(alive), int(np.minimum(alone - 1, drafts).sum())
         call = noisy(cost.call(len(running), width, apart), calls)
+        fewest = lengths[alive].min()
         lengths[alive] = np.minimum(lengths[alive] + gained, length)
         seconds += call * calls
         before = width
-        if whole:
-            policy.record(width, Committed(gained[order], call, calls, *tests, together))
-        else:
-            policy.rest(width, call, calls)
+        told = Committed(gained[order], lengths[alive].min() - fewest, call, calls, *tests, together)
+        (policy.record if whole else policy.rest)(width, told)
         finished = lengths[running] >= length
         if finished.sum() * KEPT >= len(running):
             running = running[~finished]

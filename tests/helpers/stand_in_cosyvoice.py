@@ -1,4 +1,4 @@
-"""A tiny stand-in for the language models of CosyVoice 2 and 3: the attributes and methods that `mmspec.accelerate` uses.
+"""A tiny stand-in for the language models of CosyVoice 2 and 3: what `mmspec.accelerate` uses of them.
 
 The loop draws one code after the other, as that of github.com/FunAudioLLM/CosyVoice of March 2026 does.
 """
@@ -102,10 +102,6 @@ class CosyVoice2:
         return list(self.model.llm.inference(text))
 
 
-class CosyVoice:
-    """CosyVoice 1, whose language model is another one."""
-
-
-for each in (Qwen2LM, CosyVoice2, CosyVoice, ras_sampling, earlier_ras_sampling, Qwen2LM.inference_wrapper):
+for each in (Qwen2LM, CosyVoice2, ras_sampling, earlier_ras_sampling, Qwen2LM.inference_wrapper):
     each.__module__ = "cosyvoice.stand_in"
 earlier_ras_sampling.__name__ = "ras_sampling"

@@ -116,7 +116,7 @@ def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36, codes: int = 
 
 
 def other_backbone(name: str, seed: int = 0, vocab_size: int = 21) -> Any:
-    """A flat model that is not a Llama or a Qwen, by the name of its family."""
+    """A flat model that is not a Llama, by the name of its family."""
     sizes: dict[str, Any] = {
         "vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None,
@@ -137,6 +137,9 @@ def other_backbone(name: str, seed: int = 0, vocab_size: int = 21) -> Any:
         "Phi": (transformers.PhiConfig, transformers.PhiForCausalLM),
         "Phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
         "Lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+        "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+        "Qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+        "Qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     }[name]
     model = scatter(kind(config(**sizes)), seed, 0.3)
     if name == "Lfm2":

@@ -100,7 +100,7 @@ def reference_logits(name: str, model: Any, call: dict[str, Any], x: Tensor) -> 
 
 
 def windows_agree(name: str, guided: bool) -> bool:
-    """Whether windows give the logits of single steps, with rejected drafts in between, rows at different positions and
+    """Whether windows give the logits of plain steps, with rejected drafts in between, rows at different positions and
     a dropped row.
     """
     model = CASES[name].model()

@@ -100,7 +100,7 @@ def test_queries_keys_and_values_are_those_of_torch(
 
 @pytest.mark.parametrize("width", [2, 16])
 def test_a_row_does_not_depend_on_the_others(width: int, device: str) -> None:
-    """A window's tokens are bit for bit those of single steps."""
+    """A window's tokens are bit for bit those of plain steps."""
     x, norm = (torch.randn(*shape, device=device).bfloat16() for shape in ((1, width, 64), (64,)))
     gate, up = torch.randn(2, 32, 64, device=device).bfloat16().unbind()
     together = linear.swiglu_linear(x, norm, 1e-5, gate, up)

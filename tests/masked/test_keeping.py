@@ -62,7 +62,7 @@ def test_cost_in_total_variation(keep: Keeper, calls: float, measured: float) ->
     process = KeepingProcess(keep)
     tokens, stats = decode(process)
     assert abs(distance(tokens, process) - measured) < LIMIT
-    assert sum(row.calls for row in stats.rows) / ROWS == pytest.approx(calls, abs=0.05)
+    assert sum(row.target_calls for row in stats.rows) / ROWS == pytest.approx(calls, abs=0.05)
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:

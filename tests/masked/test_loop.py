@@ -39,7 +39,7 @@ def test_steps_ahead_give_the_tokens_of_one_step_per_call(ahead: int, confidence
     process = TableProcess(range(300), N, confidence, sharp=3.0)
     plain, drafted = decode(process), decode(process, ahead)
     assert torch.equal(plain[0], drafted[0])
-    assert sum(row.calls for row in drafted[1].rows) < sum(row.calls for row in plain[1].rows)
+    assert sum(row.target_calls for row in drafted[1].rows) < sum(row.target_calls for row in plain[1].rows)
     assert drafted[1].tokens == plain[1].tokens == 300 * N
 
 

@@ -35,8 +35,8 @@ from mmspec.metrics.evaluation.journal import Journal, SampleRecord, sample_path
 from mmspec.metrics.evaluation.results import as_csv, read_results, short, table
 from mmspec.metrics.evaluation.scores import read_scores
 from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds
+from mmspec.metrics.extractors.classifier import ClassifierExtractor
 from mmspec.metrics.extractors.image import extract
-from mmspec.metrics.extractors.shapes import ShapesExtractor
 from mmspec.metrics.image.frechet import frechet_distance
 from mmspec.metrics.report.runs import ReportRun
 from mmspec.metrics.report.tables import markdown
@@ -118,7 +118,7 @@ def test_results_hold_the_costs_and_images_of_the_pipeline(
 
 def test_distances_are_those_of_the_images_in_the_folder(pipe: Pipe, tmp_path: Path) -> None:
     record = evaluate(tmp_path)
-    extractor = ShapesExtractor(classifier())
+    extractor = ClassifierExtractor("shapes", classifier())
     samples = Journal(tmp_path).read()
 
     def features(recipe: str, offset: int = 0) -> Any:
@@ -534,7 +534,7 @@ def test_ranges_expand() -> None:
     assert [(r.window, r.knobs["coupling"]) for r in expand("scd:window=8|9,coupling=maximal|gumbel")] == [
         (8, "maximal"), (8, "gumbel"), (9, "maximal"), (9, "gumbel"),
     ]  # fmt: skip
-    assert [str(r) for r in expand_all(["scd", "plain", "scd:window=16"])] == ["plain", "scd"]
+    assert [str(r) for r in expand_all(["scd", "plain", "scd:window=default"])] == ["plain", "scd"]
     for text in ("scd:window=1..", "scd:window=4..8/1", "scd:window=a..b", f"scd:window=1..9/{'9' * 5000}"):
         with pytest.raises(ArgumentError, match="is not readable at"):
             expand(text)

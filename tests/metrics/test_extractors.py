@@ -22,6 +22,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError
+from mmspec.metrics.extractors.classifier import ClassifierExtractor
 from mmspec.metrics.extractors.clip import ClipExtractor
 from mmspec.metrics.extractors.dinov2 import Dinov2Extractor
 from mmspec.metrics.extractors.extractor import identity
@@ -29,7 +30,6 @@ from mmspec.metrics.extractors.image import ImageExtractor, Images, extract, sta
 from mmspec.metrics.extractors.inception import InceptionExtractor
 from mmspec.metrics.extractors.inception_graph import convolutions, read_constants, state_dict
 from mmspec.metrics.extractors.registry import load_extractor
-from mmspec.metrics.extractors.shapes import ShapesExtractor
 from mmspec.vision.shapes.classifier import ShapesClassifier
 
 SIDE = 32  # pixels of the networks' input
@@ -69,9 +69,9 @@ def dinov2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shapes(seed: int = 0) -> ShapesExtractor:
+def shapes(seed: int = 0) -> ClassifierExtractor:
     torch.manual_seed(seed)
-    return ShapesExtractor(ShapesClassifier(channels=4, hidden=10))
+    return ClassifierExtractor("shapes", ShapesClassifier(channels=4, hidden=10))
 
 
 def check_extractor(extractor: ImageExtractor, width: int) -> None:

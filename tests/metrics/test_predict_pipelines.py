@@ -13,7 +13,6 @@ from every_pipe import IMAGES, MUSIC, SIZES, SPEECH
 from mmspec.errors import ArgumentError
 from mmspec.metrics.bench import predict as module
 from mmspec.metrics.bench.predict import predict
-from mmspec.metrics.evaluation.suites.classes import by_class
 from mmspec.recipes import parse
 
 TEXTS = dict.fromkeys(("shapes", "scenes", "shapes-latent"), "a red circle") | {
@@ -53,18 +52,3 @@ def test_a_pipeline_is_predicted_or_refused_in_one_line(
     report = predict(call, prompts, [parse("scd")])
     assert [row.recipe for row in report.rows] == ["scd:window=4"] and report.plain_seconds > 0
     assert report.samples == 2 and report.rows[0].tokens_per_call.value >= 1
-
-
-def test_pixels_are_not_asked_for_by_class() -> None:
-    asked: list[Any] = []
-
-    class Classes:
-        def __call__(
-            self, *, class_labels: list[int], recipe: Any, seed: Any, output_type: str = "pil", **_: Any
-        ) -> Any:
-            asked.append(output_type)
-            raise ArgumentError("class_labels=[3] is not possible")
-
-    with pytest.raises(ArgumentError, match="class_labels"):
-        predict(by_class(Classes()), ["3"] * 2, [parse("scd")])
-    assert asked == ["latent"]

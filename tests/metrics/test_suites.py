@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from fake_pipe import Pipe, evaluated_pipe
+from image_pipelines import llamagen
 
 from mmspec.cli.app import main
-from mmspec.errors import ArgumentError, PromptError, UnknownNameError
+from mmspec.errors import ArgumentError, UnknownNameError
 from mmspec.metrics.evaluation.scores import read_scores
-from mmspec.metrics.evaluation.suites.classes import by_class
+from mmspec.metrics.evaluation.suites.classes import check_has_classes
 from mmspec.metrics.evaluation.suites.prediction import BANDWIDTH, OVERHEAD, predict
 from mmspec.metrics.evaluation.suites.prompts import suite_prompts
 from mmspec.metrics.evaluation.suites.suite import ModelSize, all_settings, find_suite, settings_of, suite_names
@@ -158,17 +158,7 @@ def test_distances_of_a_suite_need_real_samples(pipe: Pipe, tmp_path: Path, caps
     assert not (tmp_path / "out").exists()
 
 
-def test_class_numbers_become_labels() -> None:
-    seen: list[Any] = []
-
-    class Labeled:
-        def __call__(self, prompt: Any = None, class_labels: Any = None, **options: Any) -> str:
-            seen.append((prompt, class_labels, options))
-            return "out"
-
-    call: Any = by_class(Labeled())
-    assert call(["0", "207"], seed=[1, 2]) == "out" and seen == [(None, [0, 207], {"seed": [1, 2]})]
-    with pytest.raises(PromptError, match="'a cat' is not the number"):
-        call(["a cat"])
+def test_the_suite_of_classes_needs_a_model_with_classes() -> None:
+    check_has_classes(llamagen())
     with pytest.raises(ArgumentError, match="class-conditional"):
-        by_class(Pipe())
+        check_has_classes(Pipe())

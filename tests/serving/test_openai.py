@@ -113,8 +113,8 @@ def test_steps_are_events_on_request(server: Served) -> None:
     events = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: ")]
     steps = [event for event in events if event["type"] == "generation.step"]
     assert sum(step["tokens"] for step in steps) == 256
-    assert [step["calls"] for step in steps] == sorted(step["calls"] for step in steps)
-    assert steps[-1]["calls"] == events[-1]["usage"]["target_calls"]
+    assert [step["target_calls"] for step in steps] == sorted(step["target_calls"] for step in steps)
+    assert steps[-1]["target_calls"] == events[-1]["usage"]["target_calls"]
     seconds = [step["seconds"] for step in steps]
     assert seconds == sorted(seconds)
 

@@ -97,66 +97,6 @@ def test_recipes_are_exact_with_a_million_samples(recipe: str) -> None:
     assert result.ok, result
 
 
-def decode(recipe: str, seeds: list[int], samplings: list[SamplingParams], **toy: int) -> Tensor:
-    v, layout = 4, Layout(length=12, width=4)
-    guided = any(s.guidance_scale != 1 for s in samplings)
-    resources = DraftResources(
-        NGramTable(torch.arange(v).expand(v + 1, v)),
-        lambda: SmallToy(len(seeds), v, 12, 6),
-        [SamplingParams()] * len(seeds),
-    )
-    return run(SmallToy(len(seeds), v, 12, 5, guided), parse(recipe), layout, samplings, seeds, resources).tokens
-
-
-class SmallToy(ToyTarget):
-    """A toy whose distribution depends only on the last four tokens, so that long sequences need a small table."""
-
-    def __init__(self, batch_size: int, vocab_size: int, length: int, seed: int, guided: bool = False) -> None:
-        super().__init__(batch_size, vocab_size, 5, seed, guided)
-        self.end = length
-
-    def forward(self, tokens: Tensor, at: np.ndarray, early_exit: EarlyExit | None = None) -> Logits:
-        if self._number.shape[1] <= self.end:
-            self._number = torch.zeros(len(tokens), self.end + 64, dtype=torch.int64)
-        rows = torch.arange(len(tokens))
-        start = torch.from_numpy(at)
-        number = self._number[rows, start]
-        numbers = []
-        for i in range(tokens.shape[1]):
-            number = (number * self.vocab_size + tokens[:, i]) % self.vocab_size**4
-            self._number[rows, start + i + 1] = number
-            numbers.append(number)
-        n = torch.stack(numbers, 1)
-        return self.logits(torch.full_like(n, 4), n)
-
-
-@pytest.mark.parametrize("recipe", EXACT)
-def test_a_row_does_not_depend_on_its_batch(recipe: str) -> None:
-    settings = [
-        SamplingParams(),
-        SamplingParams(temperature=0.7, top_p=0.8),
-        SamplingParams(top_k=2),
-        SamplingParams(guidance_scale=2.0),
-    ]
-    seeds = [11, -5, 2**63 + 1, 8]
-    together = decode(recipe, seeds, settings)
-    assert len({tuple(row.tolist()) for row in together}) == 4
-    order = [2, 0, 3, 1]
-    assert torch.equal(decode(recipe, [seeds[i] for i in order], [settings[i] for i in order]), together[order])
-    for i in range(4):
-        assert torch.equal(decode(recipe, [seeds[i]], [settings[i]]), together[i : i + 1])
-
-
-@pytest.mark.parametrize("recipe", EXACT[1:])
-def test_greedy_decoding_equals_plain_greedy_decoding(recipe: str) -> None:
-    settings = [
-        SamplingParams(temperature=0),
-        SamplingParams(temperature=0, guidance_scale=2.0),
-        SamplingParams(temperature=0),
-    ]
-    assert torch.equal(decode(recipe, [1, 2, 3], settings), decode("plain", [4, 5, 6], settings))
-
-
 @pytest.mark.parametrize("recipe", EXACT[1:])
 def test_windows_of_a_deterministic_target_are_accepted(recipe: str) -> None:
     """The target repeats its last token with probability 1, so that every window is accepted up to the end."""
@@ -179,14 +119,14 @@ def test_windows_of_a_deterministic_target_are_accepted(recipe: str) -> None:
 
 def test_plain_decoding_equals_the_loop_with_window_1() -> None:
     sampling = [SamplingParams(temperature=0.8)] * 3
-    target, layout = SmallToy(3, 4, 12, 5), Layout(length=12)
+    layout, target, plain = Layout(length=12), *(ToyTarget(3, 4, 12, 5, memory=4) for _ in range(2))
     state = BatchState([1, 2, 3], layout, 1, target.device)
     meter = Meter(target.device, 3)
     drafter = Jacobi(InitDrafter(repeat_left), None, 4)
     sampler = TokenSampler(sampling, None, target.device)
     policy = mmspec.decoding.window_policy.FixedWindow(1)
     decode_to_end(mmspec.decoding.loop.RunningBatch(target, drafter, ratio, sampler, state, policy, meter))
-    assert torch.equal(state.result(), decode("plain", [1, 2, 3], sampling))
+    assert torch.equal(state.result(), run(plain, parse("plain"), layout, sampling, [1, 2, 3]).tokens)
 
 
 # --- Broken variants of the loop: each has a bias of a published implementation --------------------------------------

@@ -112,7 +112,7 @@ def test_an_interrupted_call_has_the_statistics_of_what_was_decoded(name: str, r
     pipe, calls = make(), 0
     given = {key: [*value, value[0]] if isinstance(value, list) else value for key, value in call.items()}
     whole = pipe(**given, seed=0, recipe=recipe, output_type="latent", batch_size=1).stats
-    first = whole.rows[0].calls
+    first = whole.rows[0].target_calls
 
     def stop(pipe: Any, step: int, committed: int, tensors: dict[str, Tensor]) -> None:
         nonlocal calls
@@ -124,7 +124,11 @@ def test_an_interrupted_call_has_the_statistics_of_what_was_decoded(name: str, r
     )  # fmt: skip
     assert len(out.tokens) == 3 and type(out.stats) is type(whole) and out.stats.rows[0] == whole.rows[0]
     second, third = out.stats.rows[1:]
-    assert second.calls == 2 and 0 < second.tokens < whole.rows[1].tokens and (third.tokens, third.calls) == (0, 0)
+    assert (
+        second.target_calls == 2
+        and 0 < second.tokens < whole.rows[1].tokens
+        and (third.tokens, third.target_calls) == (0, 0)
+    )
     assert out.stats.target_calls == first + 2 and out.stats.tokens == whole.rows[0].tokens + second.tokens
     assert out.stats.tokens_per_call == out.stats.tokens / out.stats.target_calls
     assert sum(out.stats.seconds_by_part.values()) == pytest.approx(out.stats.seconds) and out.stats.peak_memory

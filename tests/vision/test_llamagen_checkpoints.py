@@ -277,7 +277,7 @@ def test_the_convert_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         ({}, ArgumentError, "exactly one of prompt, class_labels and prompt_embeds is required; got none"),
         ({"prompt": "a", "class_labels": 1}, ArgumentError, "got prompt and class_labels"),
-        ({"prompt": "a"}, ArgumentError, "this model is class-conditional; pass class_labels"),
+        ({"prompt": "a"}, PromptError, "prompt=['a'] is not allowed; give numbers of classes, 0 to 4"),
         ({"class_labels": [5]}, ArgumentError, "class_labels has 5, which is not allowed; labels are 0 to 4"),
         ({"class_labels": []}, PromptError, "class_labels=[] is empty"),
         ({"class_labels": 1, "output_type": "pil"}, ArgumentError, "requires a vqvae, and this pipeline has none"),

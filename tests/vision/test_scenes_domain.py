@@ -5,20 +5,16 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 import torch
 from train_scenes.data import caption_features
-from train_scenes.render import cover, render, render_batch
-from train_shapes.render import to_uint8
+from train_scenes.render import cover
 
-from mmspec.errors import PromptError
 from mmspec.vision.scenes.classifier import score_captions
 from mmspec.vision.scenes.domain import (
     ANY,
     CONDITION_SLOTS,
     DIGITS,
     FEATURE_DIM,
-    IMAGE_SIZE,
     PATCH,
     QUADRANT,
     Caption,
@@ -27,59 +23,9 @@ from mmspec.vision.scenes.domain import (
     extent,
     features,
     index_features,
-    is_held_out,
     sample_scene,
 )
-from mmspec.vision.scenes.grammar import describe, parse
-from mmspec.vision.scenes.text import ScenesTextEncoder
-
-
-@pytest.mark.parametrize(
-    ("prompt", "caption"),
-    [
-        ("a red star at the top left", Caption((Object("star", "red"), None, None, None))),
-        (
-            "A striped orange 7 at the bottom right, and a Blue circle at the top left.",
-            Caption((Object("circle", "blue"), None, None, Object("7", "orange", "striped"))),
-        ),
-        (
-            "a green ring at the top right on a brick teal background",
-            Caption((None, Object("ring", "green"), None, None), "brick", "teal"),
-        ),
-        ("red 0 at top left on starry background", Caption((Object("0", "red"), None, None, None), "starry")),
-    ],
-)
-def test_parse(prompt: str, caption: Caption) -> None:
-    assert parse(prompt) == caption
-
-
-@pytest.mark.parametrize(
-    ("prompt", "parts"),
-    [
-        (" ", ["empty"]),
-        ("a red str at the top left", ["'str'", "'star'"]),
-        ("a red star", ["expected 'at'", "the prompt ends"]),
-        ("star at the top left", ["expected a color", "'star'"]),
-        ("a red star at the left", ["expected top or bottom", "'left'"]),
-        ("a red star at the top left, a red 7 at the top left", ["two objects at the top left"]),
-        ("a red star at the top left on a pink", ["expected 'background'", "the prompt ends"]),
-        ("a red star at the top left on a pink background pink", ["expected the end", "'pink'"]),
-    ],
-)
-def test_parse_errors_are_one_line_and_name_the_problem(prompt: str, parts: list[str]) -> None:
-    with pytest.raises(PromptError) as error:
-        parse(prompt)
-    message = str(error.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message
-
-
-@pytest.mark.parametrize("held_out", [True, False])
-def test_described_captions_parse_back(held_out: bool) -> None:
-    for caption in captions(200, seed=3, held_out=held_out):
-        assert parse(describe(caption)) == caption
-        assert is_held_out(caption) == held_out
+from mmspec.vision.scenes.grammar import parse
 
 
 def test_features_mark_the_values_of_each_quadrant_and_of_the_background() -> None:
@@ -100,23 +46,6 @@ def test_the_values_that_training_omits_are_those_that_prompts_may_omit() -> Non
     for where, share in zip(scene.objects, changed[:4].tolist(), strict=True):
         assert share == 0 if where is None else abs(share - 0.25) < 0.035
     assert abs(float(changed[4]) - (1 - 0.75**2)) < 0.04
-
-
-def test_text_encoder() -> None:
-    embeds, mask = ScenesTextEncoder().encode(["a red star at the top left", "a blue 3 at the bottom right"])
-    assert embeds.shape == (2, CONDITION_SLOTS, FEATURE_DIM)
-    assert mask.shape == (2, CONDITION_SLOTS) and bool(mask.all())
-    with pytest.raises(ValueError, match=f"saved for 5 slots of 3 values; this version has 5 of {FEATURE_DIM}"):
-        ScenesTextEncoder(5, 3)
-
-
-def test_rendering_is_deterministic() -> None:
-    scenes = [sample_scene(random.Random(5)) for _ in range(2)]
-    assert scenes[0] == scenes[1]
-    assert np.array_equal(render(scenes[0]), render(scenes[1]))
-    batch = render_batch(scenes)
-    assert batch.shape == (2, 3, IMAGE_SIZE, IMAGE_SIZE)
-    assert np.array_equal(to_uint8(batch)[0], render(scenes[0]))
 
 
 def test_objects_are_inside_their_quadrants() -> None:

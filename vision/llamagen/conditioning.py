@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmspec.arguments import check_text, shown
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.vision.class_prompts import read_classes, read_labels
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
 log = logging.getLogger("mmspec.vision.llamagen")
@@ -69,21 +70,6 @@ def from_classes(labels: int | Sequence[int] | Tensor, gpt: LlamaGenTransformer)
     return Condition(ids, None)
 
 
-def read_labels(labels: Any) -> Tensor:
-    """Class labels as int64 [n].
-
-    Raises:
-        ArgumentError: If they are not integers.
-    """
-    try:
-        ids = torch.as_tensor(labels).reshape(-1)
-    except (TypeError, ValueError, RuntimeError):
-        ids = torch.zeros(1)
-    if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
-        raise ArgumentError(f"class_labels={shown(labels)} is not allowed; it must be an integer, or several")
-    return ids.long()
-
-
 def from_embeddings(embeds: Tensor, mask: Tensor | None, gpt: LlamaGenTransformer) -> Condition:
     """The condition of caption features.
 
@@ -124,7 +110,7 @@ def pad_left(embeds: Tensor, mask: Tensor) -> Condition:
 
 
 def from_prompts(prompts: Sequence[Any], gpt: LlamaGenTransformer, encoder: Any, tokenizer: Any) -> Condition:
-    """The condition of prompts.
+    """The condition of prompts, which are numbers of classes if the model has classes.
 
     Captions are cleaned first (`mmspec.vision.llamagen.captions`). Tokens of a prompt that exceed the caption slots are
     ignored, as in the original; this function warns about them.
@@ -136,11 +122,10 @@ def from_prompts(prompts: Sequence[Any], gpt: LlamaGenTransformer, encoder: Any,
 
     Raises:
         PromptError: If there is no prompt, or one is empty or not a string.
-        ArgumentError: If the model is class-conditional, the encoder or its tokenizer is missing, or the features have
-            another width.
+        ArgumentError: If the encoder or its tokenizer is missing, or the features have another width.
     """
     if gpt.config.model_type != "t2i":
-        raise ArgumentError("prompt was given, but this model is class-conditional; pass class_labels")
+        return from_classes(read_classes(prompts, None, gpt.config.num_classes), gpt)
     if not prompts:
         raise PromptError("prompt=[] is empty; give at least one prompt")
     for prompt in prompts:

@@ -27,6 +27,11 @@ class EmbeddedLlamaGen(LlamaGenGenerator, ModelPipeline):
     `LlamaGenPipeline` reads what its `save_pretrained` writes, and is the same model as a pipeline of diffusers.
     """
 
+    _elsewhere = (
+        "saved with save_pretrained and loaded with mmspec.load it is a pipeline of diffusers, with offloading and "
+        "transformer.load_lora_adapter"
+    )
+
     @classmethod
     def from_folder(cls, folder: Path, text_encoder: type[Component], device: str, dtype: torch.dtype) -> Self:
         """The generator in a folder.
@@ -57,6 +62,11 @@ class EmbeddedLlamaGen(LlamaGenGenerator, ModelPipeline):
         """The modules by name, as of a pipeline of diffusers."""
         names = ("transformer", "vqvae", "text_encoder", "tokenizer", "draft_transformer", "table")
         return {name: getattr(self, name) for name in names}
+
+    def _convert(self, dtype: torch.dtype) -> None:
+        for part in self.components.values():
+            if part is not None:
+                part.to(dtype)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Writes a folder for `mmspec.load` and `LlamaGenPipeline.from_pretrained`.

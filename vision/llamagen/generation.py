@@ -27,6 +27,7 @@ from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens
+from mmspec.vision.class_prompts import read_class
 from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.llamagen.codes import decode_tokens, read_codebook
 from mmspec.vision.llamagen.components import NGramTokens, check_codes, smaller
@@ -139,7 +140,7 @@ class LlamaGenGenerator(StreamsImages):
         An exception from a callback ends the call.
 
         Args:
-            prompt: One or more prompts.
+            prompt: One or more prompts; of a class-conditional model class ids as text, such as "207".
             class_labels: One or more class ids.
             prompt_embeds: Features [B, T, C] of a text encoder, with the padding last.
             prompt_attention_mask: Their mask [B, T], 0 on padding.
@@ -251,12 +252,9 @@ class LlamaGenGenerator(StreamsImages):
         (seed,) = row_seeds(options.get("seed"), 1)
         if texts:
             condition = self._condition(one_text("prompt", prompt), None, None, None)
-        elif (label := options.get("class_labels")) is not None and prompt is not None:
-            raise ArgumentError("prompt and class_labels name the same thing; give one of them")
         else:
-            condition = self._condition(None, prompt if label is None else label, None, None)
-        if len(condition.features) != 1:
-            raise ArgumentError("a request has one image; send one request for each")
+            classes = self.transformer.config.num_classes
+            condition = from_classes(read_class(prompt, options.get("class_labels"), classes), self.transformer)
         return self._request(condition, sampling, seed, output_type)
 
     @torch.no_grad()

@@ -58,6 +58,10 @@ class ScenesClassifier(ModelMixin, ConfigMixin):
         features: torch.Tensor = self.body(parts.contiguous(memory_format=torch.channels_last))
         return features.unflatten(0, (-1, len(PLACES)))
 
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """The mean [B, hidden] of the features of the quadrants."""
+        return self.quadrants(images).mean(1)
+
     def slot_logits(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Logits of each of `SLOTS`, a tensor [B, values] each; "any" is never a class of an image."""
         features = self.quadrants(images)

@@ -40,8 +40,13 @@ class ShapesClassifier(ModelMixin, ConfigMixin):
         self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1] * cells, hidden), nn.SiLU())
         self.head = nn.Linear(hidden, FEATURE_DIM)
 
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """The last hidden layer [B, hidden]."""
+        found: torch.Tensor = self.body(images)
+        return found
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(images))
+        return self.head(self.features(images))
 
     def slot_logits(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Logits of each slot, a tensor [B, values] each; "any" is never a class of an image."""

@@ -111,7 +111,10 @@ def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
     """
     model, request = call.model, read(call)
     decoded = decode_columns(call, len(request.prompt), lambda model: plan(model, request))
-    return prompt_and_columns(request.prompt, decoded, row_end(model), bool(call.config.return_dict_in_generate))
+    columns = prompt_and_columns(request.prompt, decoded, row_end(model))
+    if call.config.return_dict_in_generate:
+        return ColumnOutput(sequences=columns, columns=decoded.tokens, stats=decoded.stats)
+    return columns
 
 
 def read(call: GenerateRequest) -> DiaRequest:

@@ -91,6 +91,18 @@ def vocab_size(model: Any) -> int:
     return int(model.config.codebook_size)
 
 
+@dataclass
+class HiggsOutput(ColumnOutput):
+    """The output of `generate` with `return_dict_in_generate=True`.
+
+    Attributes:
+        sequences: int64 [B, T + n], ids of the text, with a placeholder of each generated column.
+        audio_sequences: int64 [B, A + n, K], the columns of the prompt and those generated.
+    """
+
+    audio_sequences: Tensor | None = None
+
+
 def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
     """`mmspec.generate` for Higgs Audio: delayed columns int64 [B, A + n, K], those of the prompt included.
 
@@ -98,7 +110,20 @@ def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
     """
     model, request = call.model, read(call)
     decoded = decode_columns(call, len(request.ids), lambda model: plan(model, request))
-    return prompt_and_columns(request.columns, decoded, row_end(model), bool(call.config.return_dict_in_generate))
+    columns = prompt_and_columns(request.columns, decoded, row_end(model))
+    if not call.config.return_dict_in_generate:
+        return columns
+    text = torch.cat([request.ids, placeholders(model, request, columns[:, request.columns.shape[1] :])], dim=1)
+    return HiggsOutput(sequences=text, audio_sequences=columns, columns=decoded.tokens, stats=decoded.stats)
+
+
+def placeholders(model: Any, request: HiggsRequest, columns: Tensor) -> Tensor:
+    """The ids of text that stand for generated columns [B, n, K], int64 [B, n]."""
+    config = model.config
+    ended = columns == config.audio_stream_eos_id
+    delayed = (request.ids[:, -1:] == config.audio_delay_token_id) | (ended.any(-1).cumsum(1) > 0)
+    ids = torch.where(delayed, config.audio_delay_token_id, config.audio_token_id)
+    return ids if config.eos_token_id is None else ids.masked_fill(ended.all(-1), config.eos_token_id)
 
 
 def read(call: GenerateRequest) -> HiggsRequest:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmspec.errors import unknown_name
-
 
 @dataclass(frozen=True)
 class Device:
@@ -50,14 +48,3 @@ DEVICES = {
     "l4": Device("NVIDIA L4", 0.26e12, 65e12, 2.0e-6, 6e-6, 12e-6, 58, 24 * 10**9, ESTIMATED),
     "4090": Device("NVIDIA GeForce RTX 4090", 0.92e12, 150e12, 1.7e-6, 5e-6, 12e-6, 128, 24 * 10**9, ESTIMATED),
 }
-
-
-def device_named(name: str) -> Device:
-    """The device of a name.
-
-    Raises:
-        UnknownNameError: If there is none.
-    """
-    if name not in DEVICES:
-        raise unknown_name("device", name, DEVICES)
-    return DEVICES[name]

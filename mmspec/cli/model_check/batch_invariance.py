@@ -134,7 +134,7 @@ def decode(
 
     names = []
     for number, prompt in enumerate(prompts):
-        names.append(engine.add(label_of(pipe, prompt), seed=seed + number, output_type="latent").id)
+        names.append(engine.add(prompt, seed=seed + number, output_type="latent").id)
         for _ in range(apart):
             step()
     while engine.has_unfinished:
@@ -151,20 +151,13 @@ def class_count(pipe: Any) -> int | None:
     return next((int(getattr(config, name)) for name in names if hasattr(config, name)), None)
 
 
-def label_of(pipe: Any, prompt: str) -> str | int:
-    """The prompt of a request: the number of a class, where the model has them."""
-    return int(prompt) if prompt.isdigit() and class_count(pipe) is not None else prompt
-
-
 def decode_by_server(pipe: Any, recipe: Recipe, prompts: Sequence[str]) -> list[Tensor]:
     """The codes of requests that clients send to a server at the same time.
 
     Raises:
-        ArgumentError: If the extra of the server is not installed, or the server cannot serve the model or its prompts.
+        ArgumentError: If the extra of the server is not installed, or the server cannot serve the model.
     """
     require_server()
-    if not all(isinstance(label_of(pipe, prompt), str) for prompt in prompts):
-        raise ArgumentError("the endpoint for images takes texts, no classes")
     from mmspec.serving.app import Application
     from mmspec.serving.background import in_background
     from mmspec.serving.load import served_model

@@ -48,12 +48,12 @@ class Speed:
 
     Attributes:
         name: A recipe, or `OWN`.
-        calls: Calls of the model; None where its own generate calls only parts of it.
+        target_calls: Calls of the model; None where its own generate calls only parts of it.
         seconds: The median of the repetitions.
     """
 
     name: str
-    calls: int | None
+    target_calls: int | None
     seconds: float
 
 
@@ -217,8 +217,8 @@ def tolerance(spread: float, dtype: torch.dtype) -> float:
 
 
 def check_rollback(subject: Subject, dtype: torch.dtype) -> list[Check]:
-    """Logits of overlapping windows, after rejected drafts, against those of single steps."""
-    name = "logits of windows after roll-back = logits of single steps"
+    """Logits of overlapping windows, after rejected drafts, against those of plain steps."""
+    name = "logits of windows after roll-back = logits of plain steps"
     found = subject.target(1, 1)
     if found is None:
         return [Check(name, "not checked", "the target of this model is not made for single ids and a text prompt")]

@@ -57,7 +57,7 @@ def page(report: ModelReport) -> str:
         head = ["", "target calls", "seconds", "over plain", *([] if own is None else ["over own generate"])]
         rows = []
         for speed in report.speeds:
-            calls = "-" if speed.calls is None else str(speed.calls)
+            calls = "-" if speed.target_calls is None else str(speed.target_calls)
             row = [speed.name, calls, f"{speed.seconds:.3f}", f"{base / speed.seconds:.2f}x"]
             rows.append(row if own is None else [*row, f"{own / speed.seconds:.2f}x"])
         lines += [*table(head, rows), "", "One sampled row, median of the repetitions."]

@@ -241,13 +241,9 @@ class PipelineSubject:
             out = self.pipe([self.prompt] * rows, **given)
             parts = [torch.cat([part.flatten() for part in one.tokens]) for one in out]
             return Made(torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), out.stats.target_calls)
-        options = signature(self.pipe.__call__).parameters
-        if "output_type" in options:
+        if "output_type" in signature(self.pipe.__call__).parameters:
             given["output_type"] = "latent"
-        if self.prompt.isdigit() and "class_labels" in options:
-            out = self.pipe(class_labels=[int(self.prompt)] * rows, **given)
-        else:
-            out = self.pipe([self.prompt] * rows, **given)
+        out = self.pipe([self.prompt] * rows, **given)
         return Made(out.tokens.flatten(1).cpu(), out.stats.target_calls)
 
     def target(self, rows: int, slack: int) -> PromptedTarget | None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.drafters.token_init import LearnedTable
+from mmspec.drafters.token_init import BaseInitDrafter, LearnedTable
+from mmspec.drafters.window_kernel import Reusable
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
 
@@ -43,7 +43,7 @@ class RandomColumn:
 
 @dataclass(frozen=True)
 class ColumnKernel:
-    """A `mmspec.drafters.init_drafter.WindowKernel` of columns: an initialization that a kernel knows.
+    """A `mmspec.drafters.window_kernel.WindowKernel` of columns: an initialization that a kernel knows.
 
     Attributes:
         kind: "left", "random" or "learned".
@@ -53,32 +53,20 @@ class ColumnKernel:
     kind: str
     learned: LearnedTable | None = None
 
-    def draft(
-        self,
-        state: BatchState,
-        draws: WindowRNG,
-        p: Probs,
-        tokens: Tensor | None,
-        q: Probs | None,
-        accepted: Numbers,
-    ) -> Draft | None:
-        if isinstance(p, Tensor) or isinstance(q, Tensor):
+    def draft(self, state: BatchState, draws: WindowRNG, previous: Reusable) -> Draft | None:
+        if previous.is_dense:
             return None
         # Imported here: Triton may be missing.
         from mmspec.kernels import column_drafts
-        from mmspec.kernels.token_init import Previous
-        from mmspec.sampling.lazy_probs import LazyProbs, lazy
+        from mmspec.sampling.lazy_probs import LazyProbs
         from mmspec.sampling.lazy_verification import column_numbers
 
-        previous, stats = None, lazy(p).stats
-        if tokens is not None and q is not None:
-            stats = lazy(q).stats
-            previous = Previous(tokens, stats.floats, stats.ints, accepted.on(state.device))
+        stats, reused = previous.for_kernels(state.device)
         forced = state.layout.forced
         found = column_drafts.draft_columns(
-            *state.storage(), column_numbers(draws, state.device), KINDS.index(self.kind), p.shape[-1],
+            *state.storage(), column_numbers(draws, state.device), KINDS.index(self.kind), previous.p.shape[-1],
             None if self.learned is None else self.learned.table,
-            None if forced is None else forced.table(state.device), previous,
+            None if forced is None else forced.table(state.device), reused,
         )  # fmt: skip
         drafted = LazyProbs.known(replace(stats, floats=found.floats, ints=found.ints))
         return Draft(found.window[:, 1:], drafted, found.window)
@@ -95,33 +83,18 @@ def column_kernel(init: object) -> ColumnKernel | None:
     return None if kind is None else ColumnKernel(kind)
 
 
-class ColumnInitDrafter:
+class ColumnInitDrafter(BaseInitDrafter):
     """A `mmspec.decoding.drafter.ContinuationDrafter` that fills slots with initialized columns, whose q is one-hot.
 
     Args:
         init: The initialization; a `LearnedTable` is updated after every target call.
     """
 
-    ROWS = ("_learned",)
-
-    calls = 0
-
     def __init__(self, init: ColumnInit) -> None:
+        super().__init__(init)
         self._init = init
-        learned: object = init
-        self._learned = learned if isinstance(learned, LearnedTable) else None
         # Drafts whole windows where the Triton kernels run.
         self.kernel: ColumnKernel | None = column_kernel(init)
-
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """It does not need the counts."""
-        if self._learned is not None:
-            self._learned.update(verdict, state, draws)
-
-    @property
-    def learns(self) -> bool:
-        """Whether it changes with every window."""
-        return self._learned is not None
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
         codebooks, vocab_size = verdict.p.shape[-2:]

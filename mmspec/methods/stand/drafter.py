@@ -19,6 +19,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.init_drafter import LONGEST, ForcedOnDevice, InitDrafter
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.token_init import TokenInit, neighbors_of_window, repeat_left, repeat_up, table_entry
+from mmspec.drafters.window_kernel import Reusable
 from mmspec.sampling.likeliest import likeliest
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs, dense
@@ -84,18 +85,10 @@ class StandDrafter:
             self._tokens[at] = torch.where(kept, tokens[:, slot].int(), self._tokens[at])
             self._probs[at] = torch.where(kept, shares, self._probs[at])
 
-    def draft(
-        self,
-        state: BatchState,
-        draws: WindowRNG,
-        p: Probs,
-        tokens: Tensor | None,
-        q: Probs | None,
-        accepted: Numbers,
-    ) -> Draft | None:
+    def draft(self, state: BatchState, draws: WindowRNG, previous: Reusable) -> Draft | None:
         """None if drafts are reused, too."""
         is_long = draws.positions.host.shape[1] > LONGEST
-        if not state.ops.by_kernels or state.layout.cell or is_long or tokens is not None:
+        if not state.ops.by_kernels or state.layout.cell or is_long or previous.tokens is not None:
             return None
         # Imported here: Triton may be missing.
         from mmspec.kernels.softmax_stats import SoftmaxStats

@@ -72,7 +72,7 @@ class Panel {
   step(event) {
     this.steps.push({ ...event, start: this.tokens, shown: performance.now() });
     this.tokens += event.tokens;
-    this.count(event.calls, event.seconds);
+    this.count(event.target_calls, event.seconds);
     this.drawBars();
   }
 
