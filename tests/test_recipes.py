@@ -54,6 +54,7 @@ def test_every_recipe_has_a_summary_and_parses_its_name(name: str) -> None:
         ("scd:windw=3", ArgumentError, "recipe 'scd' has no knob 'windw' (did you mean 'window'?); its knobs are"),
         ("plain:window=3", ArgumentError, "recipe 'plain' has no knob 'window'; it has no knobs"),
         ("scd:window", ArgumentError, "recipe='scd:window' is not readable at 'window'"),
+        ("table:window=4+lantern:k=2", ArgumentError, "the knobs follow both names: table+lantern:knob=value"),
         ("scd:window=1", ArgumentError, "scd:window=1 is not allowed; it must be a number from 2 to 1024"),
         ("scd:window=two", ArgumentError, "scd:window=two is not allowed"),
         ("scd:window=2.5", ArgumentError, "scd:window=2.5 is not allowed"),

@@ -61,4 +61,7 @@ def refuse_few(count: int, kind: str, context: DraftingContext, depth: int) -> N
     """
     recipe = context.recipe
     if depth > count and not (recipe.auto or recipe.auto_branch or recipe.window_by_model):
-        raise ArgumentError(f"recipe '{recipe}' drafts {depth} tokens ahead, but the drafter has {count} {kind} heads")
+        take = f"window={count + 1}" if "window" in recipe.knobs else f"a branch of depth {count}"
+        raise ArgumentError(
+            f"recipe '{recipe}' drafts {depth} tokens ahead, but the drafter has {count} {kind} heads; take {take}"
+        )

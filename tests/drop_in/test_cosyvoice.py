@@ -18,7 +18,7 @@ import mmspec
 
 pytestmark = pytest.mark.releases
 
-GREEDY = {"top_k": 1, "tau_r": 2.0}  # no code is repetitive
+GREEDY: dict[str, Any] = {"top_k": 1, "tau_r": 2.0}  # no code is repetitive
 VERSIONS = pytest.mark.parametrize("third", [False, True], ids=["2", "3"])
 
 

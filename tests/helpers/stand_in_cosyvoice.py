@@ -74,8 +74,9 @@ class Qwen2LM(nn.Module):
     def inference_wrapper(
         self, lm_input: Tensor, sampling: int, min_len: int, max_len: int, uuid: str
     ) -> Iterator[int]:
-        decoder, codes = self.llm["model"].model, list[int]()
+        decoder: Any = self.llm["model"].model
         cache: Any = DynamicCache()
+        codes: list[int] = []
         for step in range(max_len):
             hidden = decoder(inputs_embeds=lm_input, use_cache=True, **cache_input(decoder, cache)).last_hidden_state
             scores = self.llm_decoder(hidden[0, -1]).log_softmax(-1)
