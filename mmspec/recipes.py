@@ -216,6 +216,11 @@ def _read(text: str) -> tuple[str, dict[str, Value]]:
             raise ArgumentError(f"recipe={text!r} is not readable at {setting!r}; write name:knob=value,knob=value")
         if knob in knobs:
             raise ArgumentError(f"recipe={text!r} sets {knob!r} twice")
+        rule = value.partition("+")[2].partition(":")[0]
+        if rule in rules():
+            raise ArgumentError(
+                f"recipe={text!r} is not readable at {setting!r}; the knobs follow both names: {name}+{rule}:knob=value"
+            )
         knobs[knob] = value
     return name, knobs
 

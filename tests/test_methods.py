@@ -20,7 +20,7 @@ WITHOUT_PAPER = {"plain", "exact"}
 def named() -> set[str]:
     """The recipes and rules in the third column of the tables, and in the table of figures."""
     rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
-    cells = " ".join(row[2] for row in rows if len(row) >= 4) + " ".join(row[0] for row in rows)
+    cells = " ".join(row[2] for row in rows if len(row) >= 3) + " ".join(row[0] for row in rows)
     return set(re.findall(r"`([^`]+)`", cells))
 
 

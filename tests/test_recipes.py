@@ -27,6 +27,9 @@ def test_parsing_and_printing_are_inverse() -> None:
     assert str(recipe) == "scd:window=32,coupling=gumbel" and parse(str(recipe)) == recipe == parse(recipe)
     assert str(Recipe("scd", {"window": 16})) == "scd:window=16"
     assert recipe.with_knobs(window=8) == Recipe("scd", {"window": 8, "coupling": "gumbel"})
+    wrong: Any = ["left"]
+    with pytest.raises(ArgumentError, match=r"scd:start=\['left'\] is not allowed"):
+        recipe.with_knobs(start=wrong)
     assert len({parse("scd"), parse("scd:window=default"), parse("sjd")}) == 2
 
 
@@ -54,6 +57,7 @@ def test_every_recipe_has_a_summary_and_parses_its_name(name: str) -> None:
         ("scd:windw=3", ArgumentError, "recipe 'scd' has no knob 'windw' (did you mean 'window'?); its knobs are"),
         ("plain:window=3", ArgumentError, "recipe 'plain' has no knob 'window'; it has no knobs"),
         ("scd:window", ArgumentError, "recipe='scd:window' is not readable at 'window'"),
+        ("table:window=4+lantern:k=2", ArgumentError, "the knobs follow both names: table+lantern:knob=value"),
         ("scd:window=1", ArgumentError, "scd:window=1 is not allowed; it must be a number from 2 to 1024"),
         ("scd:window=two", ArgumentError, "scd:window=two is not allowed"),
         ("scd:window=2.5", ArgumentError, "scd:window=2.5 is not allowed"),

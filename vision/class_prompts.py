@@ -1,4 +1,4 @@
-"""Class ids of a call, given as labels or as prompts that are numbers."""
+"""Class ids of a call, given as labels or as prompts that are numbers; and which pipelines have them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from torch import Tensor
 
 from mmspec.arguments import shown, text_list
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.pipeline import has_classes
+
+
+def class_count(pipe: Any) -> int | None:
+    """The number of classes of a model that generates classes; None for another model."""
+    config = pipe.transformer.config if has_classes(pipe) and hasattr(pipe, "transformer") else None
+    names = ("num_classes", "class_num")
+    return next((int(getattr(config, name)) for name in names if hasattr(config, name)), None)
 
 
 def read_classes(

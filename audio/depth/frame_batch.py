@@ -17,9 +17,8 @@ from mmspec.audio.depth.depth_decoding import (
     frame_numbers,
     refuse_entropy,
 )
-from mmspec.decoding.assembly import window_policy
+from mmspec.decoding.assembly import window_policy, with_window
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.default_window import with_window
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.rows import select_rows

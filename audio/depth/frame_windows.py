@@ -30,6 +30,7 @@ from mmspec.audio.depth.depth_decoding import (
 )
 from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import AdaptiveWindows
+from mmspec.decoding.default_window import USUAL
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
@@ -53,10 +54,11 @@ def frames_ahead(ahead: int, size: int, recipe: Recipe) -> int:
 
     Args:
         ahead: The frames that the user asks for. A recipe that drafts with a frame head has at least its own window,
-            rounded up to whole frames.
+            or the usual one if it names none, rounded up to whole frames.
         size: Tokens of a frame.
     """
-    own = min(max(-(-(recipe.window - 1) // size), 1), MAX_AHEAD) if recipe.drafts_frames else 0
+    width = USUAL if recipe.window_by_model else recipe.window
+    own = min(max(-(-(width - 1) // size), 1), MAX_AHEAD) if recipe.drafts_frames else 0
     return max(ahead, own)
 
 

@@ -74,24 +74,25 @@ def text(value: list[float], digits: int) -> str:
 
 def tables(rows: list[dict[str, Any]]) -> str:
     """Both tables as Markdown."""
-    lines = ["| setting | recipe | images | tokens per call | bits per token | nll - entropy |"]
-    lines.append("| --- | --- | ---: | --- | --- | --- |")
+    lines = [
+        "| setting | recipe | images | tokens per call | bits per token | nll - entropy |",
+        "|---|---|---:|---|---|---|",
+    ]
+    setting = ""
     for row in rows:
         if row["recipe"] not in RELAXED:
             values = (text(row[name], n) for name, n in (("tokens_per_call", 2), ("nll", 2), ("nll_minus_entropy", 3)))
-            lines.append(f"| {row['setting']} | `{row['recipe']}` | {row['images']} | {' | '.join(values)} |")
-    lines += [
-        "",
-        "| recipe | images compared | tokens per call | bits per token | TV bound | Frechet | precision | recall |",
-    ]
-    lines.append("| --- | ---: | --- | --- | ---: | --- | --- | --- |")
-    for row in rows:
-        if "frechet" in row:
-            before = (text(row[name], 2) for name in ("tokens_per_call", "nll"))
-            after = (text(row[name], n) for name, n in (("frechet", 3), ("precision", 2), ("recall", 2)))
-            middle = f"{row['tv_bound']:.3f}"
-            cells = [f"`{row['recipe']}`", str(row["compared"]), *before, middle, *after]
-            lines.append(f"| {' | '.join(cells)} |")
+            first = "" if row["setting"] == setting else f" {row['setting']}"
+            lines.append(f"|{first} | `{row['recipe']}` | {row['images']} | {' | '.join(values)} |")
+            setting = row["setting"]
+    compared = [row for row in rows if "frechet" in row]
+    if compared:
+        lines += ["", f"The same number of images of each recipe is compared: {compared[0]['compared']}.", ""]
+    lines += ["| recipe | tokens per call | bits per token | TV bound | Frechet |", "|---|---|---|---:|---|"]
+    for row in compared:
+        before = (text(row[name], 2) for name in ("tokens_per_call", "nll"))
+        cells = [f"`{row['recipe']}`", *before, f"{row['tv_bound']:.3f}", text(row["frechet"], 3)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -126,6 +126,8 @@ def shown(value: Any) -> str:
         return repr(value)
     if isinstance(value, type):
         return f"<class {value.__name__}>"
+    if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):  # torch is not imported here
+        return str(value)
     length = len(value) if isinstance(value, Sequence | dict | set) else None
     if length is not None and length <= 8:
         return repr(value)

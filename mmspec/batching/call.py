@@ -138,5 +138,28 @@ def decode_rows(
     return tokens, stats
 
 
+def stream_row(prepared: PreparedBatch, recipe: Recipe, seed: int, watch: Watch = UNWATCHED) -> Iterator[Tensor]:
+    """Decodes one row that is a batch already; leaving the iteration stops it.
+
+    Args:
+        prepared: The row.
+        recipe: How to decode.
+        seed: Its seed.
+        watch: What to show of the decoding; `on_stats` is called at the end.
+
+    Yields:
+        The new tokens of each step on the CPU, [n, *cell].
+
+    Raises:
+        ArgumentError: If the recipe needs a resource that the model does not provide.
+    """
+    request = PreparedRequest([RowPrompt(None, SamplingParams(), seed)], _tokens, 0)
+    engine = CallEngine(_ReadyRows(prepared), [request], recipe, 1, watch, streams=True)
+    for output in engine.outputs():
+        yield output.tokens
+    if watch.on_stats is not None:
+        watch.on_stats(engine.call_stats())
+
+
 def _tokens(tokens: Sequence[Tensor], stats: Stats) -> list[Tensor]:
     return list(tokens)

@@ -180,14 +180,13 @@ class Group:
 
     def _set_policy(self) -> None:
         """With `window=auto`, the policy for the number of running rows, to the next power of two."""
-        if not self._shared:
-            return
         running = self.running
+        if not self._shared or not running:
+            return
         load = 1 << max(running - 1, 0).bit_length()
-        if load != self._load and running:
+        if self._recipe.auto and load != self._load:
             self._load = load
             length = self.batch.state.layout.length
-            policy = window_policy(self._recipe, [self._guided], load, self._resources, length)
-            self.batch.use(policy)
-        elif running:
+            self.batch.use(window_policy(self._recipe, [self._guided], load, self._resources, length))
+        else:
             self.batch.use()

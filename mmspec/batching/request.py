@@ -8,9 +8,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from mmspec.decoding.assembly import build_rule, running_batch, window_policy
+from mmspec.decoding.assembly import build_rule, running_batch, window_policy, with_window
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.default_window import with_window
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources

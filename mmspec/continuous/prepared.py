@@ -11,9 +11,8 @@ from torch import Tensor
 from mmspec.continuous.sampler import LatentHead, LatentRule, LatentSampler
 from mmspec.continuous.stats import with_counter
 from mmspec.continuous.tolerance import Tolerance
-from mmspec.decoding.assembly import running_batch, window_policy
+from mmspec.decoding.assembly import running_batch, window_policy, with_window
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.default_window import with_window
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mmspec.arguments import missing, shown
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.default_window import window_of
 from mmspec.decoding.foreign_parts import checked_rule
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
@@ -166,6 +167,11 @@ def _built(recipe: Recipe, codebook: Codebook | None, resources: DraftResources)
     return rule if recipe.rule is RULES.get(recipe.rule_name) else checked_rule(recipe.rule_name, rule)
 
 
+def with_window(recipe: Recipe, target: Any) -> Recipe:
+    """The recipe with the window that it has for a target, or for what reads the windows, before drafters are built."""
+    return recipe.with_knobs(window=window_of(recipe, target)) if recipe.window_by_model else recipe
+
+
 def window_policy(
     recipe: Recipe,
     samplings: Sequence[SamplingParams],
@@ -178,7 +184,7 @@ def window_policy(
     With `window=auto`, runs with the same recipe, batch size and guidance share one `AdaptiveWindow`.
 
     Args:
-        recipe: How to decode, see `mmspec.decoding.default_window.with_window`.
+        recipe: How to decode, see `with_window`.
         samplings: Sampling parameters, one per row; empty for vectors.
         batch_size: Number of rows.
         resources: Holds the policies of earlier runs.

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from mmspec.decoding.no_gain import weights
-from mmspec.recipes import Recipe
+from mmspec.decoding.resources import ChosenRecipe
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +30,12 @@ USUAL, COUPLED_ON_GPU, RESAMPLED_IN_FLOAT32 = 16, 32, 8
 CACHE = 64 * 2**20  # bytes: more than the last cache of most processors holds
 
 
-def with_window(recipe: Recipe, target: Any) -> Recipe:
-    """The recipe with its window, so that drafters know it before they are built; see `window_of`."""
-    return recipe.with_knobs(window=window_of(recipe, target)) if recipe.window_by_model else recipe
-
-
-def window_of(recipe: Recipe, target: Any) -> int:
+def window_of(recipe: ChosenRecipe, target: Any) -> int:
     """The recipe's window, or that of the table. What differs from the usual width is logged once, at the level INFO.
 
     Args:
         recipe: The recipe.
-        target: What reads the windows: a target, a depth decoder, or a module.
+        target: What reads the windows: a target, or a depth decoder.
     """
     if not recipe.window_by_model:
         return recipe.window

@@ -46,15 +46,18 @@ def parameters(target: Any) -> int:
 
 
 def weights(target: Any) -> list[nn.Parameter]:
-    """The weights of the modules of a target, and of the target that it wraps; those of a module."""
-    if isinstance(target, nn.Module):
-        return list(target.parameters())
-    found = dict[int, nn.Parameter]()
-    for part in vars(target).values():
-        if isinstance(part, nn.Module):
-            found |= {id(each): each for each in part.parameters()}
-        elif hasattr(part, "prefill"):
-            found |= {id(each): each for each in weights(part)}
+    """The weights of the modules of a target, and of the targets that it wraps."""
+    found, wrapped, seen = dict[int, nn.Parameter](), [target], set[int]()
+    while wrapped:
+        each = wrapped.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        for part in getattr(each, "__dict__", {}).values():
+            if isinstance(part, nn.Module):
+                found |= {id(weight): weight for weight in part.parameters()}
+            elif hasattr(part, "prefill"):
+                wrapped.append(part)
     return list(found.values())
 
 

@@ -90,6 +90,9 @@ class ChosenRecipe(Protocol):
     def depth(self) -> int: ...
 
     @property
+    def window_by_model(self) -> bool: ...
+
+    @property
     def auto(self) -> bool: ...
 
     @property

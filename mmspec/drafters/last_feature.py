@@ -60,6 +60,12 @@ def refuse_few(count: int, kind: str, context: DraftingContext, depth: int) -> N
         ArgumentError: If there are fewer.
     """
     recipe = context.recipe
-    is_largest = recipe.auto or recipe.auto_branch  # what a window may need; `refreshed` is what it does need
-    if depth > count and not (is_largest and recipe.knobs.get("refresh", "none") == "none"):
-        raise ArgumentError(f"recipe '{recipe}' drafts {depth} tokens ahead, but the drafter has {count} {kind} heads")
+    is_refreshed = recipe.knobs.get("refresh", "none") != "none"
+    is_largest = not is_refreshed and (recipe.auto or recipe.auto_branch)  # it follows from what is chosen later
+    if depth > count and not is_largest:
+        take = f"window={count + 1}" if "window" in recipe.knobs else f"a branch of depth {count}"
+        if is_refreshed:
+            take = f"refreshed={count}"
+        raise ArgumentError(
+            f"recipe '{recipe}' drafts {depth} tokens ahead, but the drafter has {count} {kind} heads; take {take}"
+        )

@@ -14,23 +14,20 @@ from torch import Tensor
 from mmspec.audio.models.codec_lm.chatterbox_turbo import PenaltyAfterTruncation
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox
 from mmspec.batching.call import decode_rows
-from mmspec.batching.request import PreparedRows
-from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import Watch
+from mmspec.drop_in.codec_loop import CodecLoop
 from mmspec.drop_in.replacement import Replacement
 from mmspec.errors import ArgumentError
-from mmspec.hf.generate import choose_recipe
-from mmspec.hf.ngram import count_table
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 
 
-class T3Loop(Replacement):
+class T3Loop(CodecLoop):
     """A loop of one T3; see `mmspec.accelerate`."""
 
+    PACKAGE = "chatterbox"
     ARGUMENTS: ClassVar[frozenset[str]]
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
@@ -48,11 +45,8 @@ class T3Loop(Replacement):
         return self.__wrapped__(*positional, **named)
 
     def _check(self, arguments: dict[str, Any]) -> None:
-        """Refuses a method that is not the package's own, a draft model, and arguments that would have no effect."""
-        if self.settings.draft_model is not None:
-            raise ArgumentError("draft_model is not possible: a T3 reads voices of its own")
-        if self._previous or not self.__wrapped__.__module__.startswith("chatterbox."):
-            raise ArgumentError(f"another package has set {self.NAME}, which mmspec would pass by")
+        """Refuses what no loop may be given, and arguments that would have no effect."""
+        self.check_method()
         if unknown := sorted({*arguments} - self.ARGUMENTS):
             raise ArgumentError(f"this release of chatterbox-tts has arguments that mmspec does not know: {unknown}")
 
@@ -63,20 +57,10 @@ class T3Loop(Replacement):
         self, cond: Tensor, uncond: Tensor | None, layout: Layout, settings: CodecLMSettings, before: Tensor
     ) -> Tensor:
         """The codes of one prompt [T, D], int64 [1, n]."""
-        t3, given = self.owner, self.settings
-        recipe = choose_recipe(given.recipe, None)
+        t3 = self.owner
         places = None if t3.speech_pos_emb is None else t3.speech_pos_emb.emb.weight
         model = CodecLM(t3.tfmr, t3.speech_emb, t3.speech_head, places)
-        vocabulary = t3.speech_head.out_features
-        resources = DraftResources(
-            table=count_table(given.table, recipe, layout, 0, vocabulary, t3.device),
-            heads={head.kind: head.to(t3.device) for head in given.heads},
-            adaptive_windows=adaptive_windows_of(t3.tfmr),
-        )
-        target = model.target(
-            [cond], None if uncond is None else [uncond], layout.length, recipe.window, settings, before
-        )
-        prepared = PreparedRows(target, layout, [settings.sampling], resources)
+        prepared, recipe = self.rows(model, cond, uncond, layout, settings, before)
         stats: list[Stats] = []
         (codes,), _ = decode_rows(prepared, recipe, row_seeds(None, 1), Watch(on_stats=stats.append))
         self.keep(stats, recipe)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from mmspec.drop_in.chatterbox import loop_of_t3
+from mmspec.drop_in.cosyvoice import InferenceWrapper
 from mmspec.drop_in.generate_method import GenerateMethod
 from mmspec.drop_in.replacement import Replacement
 from mmspec.errors import ArgumentError
@@ -27,12 +28,17 @@ INSIDE: Mapping[str, tuple[str, ...]] = {
     "chatterbox.ChatterboxTTS": ("t3",),
     "chatterbox.ChatterboxTurboTTS": ("t3",),
     "chatterbox.ChatterboxMultilingualTTS": ("t3",),
+    "cosyvoice.CosyVoice2": ("model.llm",),
+    "cosyvoice.CosyVoice2Model": ("llm",),
     "TTS.TTS": ("synthesizer.tts_model",),
     "TTS.Synthesizer": ("tts_model",),
     "TTS.Xtts": ("gpt.gpt_inference",),
 }
 # Models of other packages with a loop of their own: what stands for its method.
-LOOPS: Mapping[str, Callable[[Any], type[Replacement]]] = {"chatterbox.T3": loop_of_t3}
+LOOPS: Mapping[str, Callable[[Any], type[Replacement]]] = {
+    "chatterbox.T3": loop_of_t3,
+    "cosyvoice.Qwen2LM": lambda lm: InferenceWrapper,
+}
 # Objects that are not accelerated, and why.
 NOT: Mapping[str, str] = {
     "diffusers.LLaDA2Pipeline": "it unmasks blocks of text in parallel, many tokens per call, and samples none after "
@@ -49,19 +55,20 @@ NOT: Mapping[str, str] = {
     "TTS.BaseTTS": "of coqui-tts, XTTS is the model whose codes are drafted",
     "moshi.LMGen": "each of its steps returns one frame; mmspec.load decodes the folder of a Kyutai TTS",
     "moshi.TTSModel": "each step of its loop returns one frame; mmspec.load decodes its folder",
-    "audiocraft.MusicGen": "its package needs torch 2.1; MusicgenForConditionalGeneration of transformers, which is "
-    "accelerated, reads the same facebook/musicgen-* folders",
+    "audiocraft.MusicGen": "its layers keep keys that no rejected draft is cut from; MusicgenForConditionalGeneration "
+    "of transformers, which is accelerated, reads the same facebook/musicgen-* folders",
     "audiocraft.MAGNeT": "it draws many tokens of a codebook in each call; mmspec.load decodes its folder",
-    "audiocraft.BaseGenModel": "its package needs torch 2.1; of it, mmspec knows the folders of MusicGen and MAGNeT",
-    "dia.Dia": "its package needs torch 2.6; DiaForConditionalGeneration of transformers, which is accelerated, reads "
-    "nari-labs/Dia-1.6B-0626",
-    "cosyvoice.CosyVoice": "its releases need torch 2.3 or sample by rules of their own; mmspec.load decodes folders "
-    "of CosyVoice 2 and 3",
+    "audiocraft.BaseGenModel": "its layers keep keys that no rejected draft is cut from; mmspec knows the folders of "
+    "MusicGen and MAGNeT",
+    "dia.Dia": "each of its steps takes one frame; DiaForConditionalGeneration of transformers, which is "
+    "accelerated, reads nari-labs/Dia-1.6B-0626",
+    "cosyvoice.CosyVoice": "the language model of CosyVoice 1 is no decoder of transformers; CosyVoice 2 and 3 are "
+    "accelerated",
     "chatterbox.ChatterboxVC": "it converts a voice without codes that are drawn one after the other",
 }
 KNOWN = (
     "models of transformers with an adapter (docs/models.md), pipelines of transformers with one, BarkModel, the Omni "
-    "models of Qwen, GlmImagePipeline of diffusers, ChatterboxTTS, and XTTS of coqui-tts"
+    "models of Qwen, GlmImagePipeline of diffusers, ChatterboxTTS, CosyVoice2, CosyVoice3, and XTTS of coqui-tts"
 )
 
 

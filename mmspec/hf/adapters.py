@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmspec.errors import ArgumentError, did_you_mean
+from mmspec.errors import ArgumentError
 from mmspec.registry import Info, by_name, component
 
 if TYPE_CHECKING:
@@ -98,6 +98,6 @@ def adapter_of(model: Any) -> GenerateAdapter:
             "with merge_and_unload() before saving)"
         )
     raise ArgumentError(
-        f"mmspec has no adapter for {name}{did_you_mean(name, known)}; it has them for {', '.join(known)}; "
+        f"mmspec has no adapter for {name}; it has them for {', '.join(known)}; "
         "docs/adding-a-model.md explains how to add one"
     )

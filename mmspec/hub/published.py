@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.hub.files import DESCRIPTIONS, MARKED, checkpoints, read_description
 
 # Repositories in the layout of the original code -> the repository with the same weights for transformers; of Dia, with
@@ -81,7 +81,7 @@ def refuse_layout(
         return
     if name is not None and name not in classes:
         raise ArgumentError(
-            f"model {repository!r} is a {name}, for which mmspec has no adapter{did_you_mean(name, classes)}; see "
+            f"model {repository!r} is a {name}, for which mmspec has no adapter; see "
             "docs/models.md for those that it has, and docs/adding-a-model.md for how to add one"
         )
     if name is not None or any(mark in files for mark in ("model_index.json", META_TOKENIZER, AUDIOCRAFT, *MARKED)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from inspect import signature
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -58,6 +59,12 @@ class Arguments(dict[str, Any]):
 def makes_audio(pipe: Any) -> bool:
     """Whether a pipeline generates audio: its `output_kind` is "audio"; without that attribute it makes images."""
     return getattr(pipe, "output_kind", "image") == "audio"
+
+
+def has_classes(pipe: Any) -> bool:
+    """Whether a pipeline generates from classes. A LlamaGen has either classes or texts, and the same call for both."""
+    config = getattr(getattr(pipe, "transformer", None), "config", None)
+    return "class_labels" in signature(pipe.__call__).parameters and getattr(config, "model_type", "c2i") == "c2i"
 
 
 class ModelPipeline:

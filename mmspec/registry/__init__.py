@@ -117,7 +117,7 @@ class Components(Mapping[str, T], Generic[T]):
         return made
 
     def __contains__(self, name: object) -> bool:
-        return any(name in layer for layer in self._layers())
+        return isinstance(name, str) and any(name in layer for layer in self._layers())
 
     def __iter__(self) -> Iterator[str]:
         return iter({name: None for layer in reversed(self._layers()) for name in layer})

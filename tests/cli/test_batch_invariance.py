@@ -26,7 +26,6 @@ from mmspec.cli.model_check.batch_invariance import (
     TOGETHER,
     Codes,
     check_batch_invariance,
-    class_count,
     difference,
 )
 from mmspec.cli.model_check.batch_invariance_report import prompts_of
@@ -34,6 +33,7 @@ from mmspec.cli.model_check.subject import dtype_of
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
+from mmspec.vision.class_prompts import class_count
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.mar.pipeline import MARPipeline
 

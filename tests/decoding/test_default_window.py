@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -12,14 +13,19 @@ from torch import nn
 
 from mmspec.decoding import default_window
 from mmspec.decoding.adaptive_window import AdaptiveWindow
-from mmspec.decoding.assembly import window_policy
-from mmspec.decoding.default_window import window_of, with_window
+from mmspec.decoding.assembly import window_policy, with_window
+from mmspec.decoding.default_window import window_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget, toy_heads, toy_resources
+
+
+@dataclass(slots=True)
+class Slotted:
+    device: torch.device
 
 
 def target(device: str, dtype: torch.dtype, mebibytes: int) -> SimpleNamespace:
@@ -77,10 +83,11 @@ def test_the_default_is_the_window_that_it_stands_for(recipe: str) -> None:
     assert torch.equal(made[0].tokens, made[1].tokens) and made[0].stats.nfe == made[1].stats.nfe
 
 
-def test_the_weights_of_a_module_are_its_own() -> None:
-    module = LARGE.module
-    module.device = torch.device("cpu")
-    assert window_of(parse("sjd"), module) == 8
+def test_targets_of_any_make_are_weighed() -> None:
+    """Those with slots hold no modules that are seen; two that know each other are weighed once."""
+    one = SimpleNamespace(device=torch.device("cpu"), prefill=None, module=LARGE.module)
+    one.outer = SimpleNamespace(prefill=None, inner=one)
+    assert window_of(parse("sjd"), one) == 8 and window_of(parse("sjd"), Slotted(torch.device("cpu"))) == 16
 
 
 @pytest.mark.parametrize(

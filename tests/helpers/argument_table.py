@@ -311,19 +311,19 @@ Greedy tokens, or samples from a single allowed id, equal those of the model's o
 These too, with a remark:
 
 | arguments | remark |
-| --- | --- |
+|---|---|
 {remarked}
 ## Refused
 
 One line, before any work:
 
 | argument | reason |
-| --- | --- |
+|---|---|
 {refused}
 ## Refused by transformers
 
 | argument | tried | remark |
-| --- | --- | --- |
+|---|---|---|
 {theirs}"""
 
 

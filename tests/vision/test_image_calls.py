@@ -169,6 +169,14 @@ def test_callbacks_that_cannot_be_served_are_refused(options: dict[str, Any], me
         llamagen()(class_labels=1, seed=0, output_type="latent", **options)
 
 
+@pytest.mark.parametrize("prompt", ["a cat", "-1", "7", "9" * 5000])
+def test_prompts_of_a_training_are_classes_as_those_of_a_call(prompt: str) -> None:
+    pipe = llamagen()
+    for read in (lambda: pipe(prompt), lambda: pipe.prepare([prompt], 1)):
+        with pytest.raises(PromptError, match="^prompt=.* is not allowed; give numbers of classes, 0 to 6$"):
+            read()
+
+
 # --- Decoding ---------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
-from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.pipeline import Arguments
 from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
@@ -285,13 +285,7 @@ class LlamaGenGenerator(StreamsImages):
         from mmspec.training.prepared import PreparedPrompts
 
         gpt, samplings = self.transformer, [self._sampling(temperature, None, None, guidance_scale)] * len(prompts)
-        if gpt.config.model_type == "t2i":
-            condition = self._condition(list(prompts), None, None, None)
-        elif wrong := [prompt for prompt in prompts if not prompt.isdecimal()]:
-            raise PromptError(f"prompt={wrong[0]!r} is not allowed; this model is class-conditional: give numbers")
-        else:
-            condition = self._condition(None, [int(prompt) for prompt in prompts], None, None)
-        condition = condition.to(gpt.device)
+        condition = self._condition(list(prompts), None, None, None).to(gpt.device)
         target = partial(self._target, condition, slack)
 
         def small(model: Any, tokens: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.depth.frame_windows import frames_ahead
 from mmspec.audio.draft_model import check_draft
 from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.default_window import with_window
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
@@ -116,7 +115,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
         ModelError: For a draft model that generates other frames.
     """
     model, input_ids, inputs = call.model, call.input_ids, call.inputs
-    ahead = frames_ahead(ahead, int(model.config.num_codebooks), with_window(call.recipe, model))
+    ahead = frames_ahead(ahead, int(model.config.num_codebooks), call.recipe)
     refuse_modes(call.config, inputs)
     refuse_unknown_inputs(model, inputs, INPUTS, call.given)
     found, others = read_processors(call.processors)

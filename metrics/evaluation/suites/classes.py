@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import Any
 
 from mmspec.errors import ArgumentError
+from mmspec.pipeline import has_classes
 
 SUITE = "imagenet50k"
 
@@ -16,5 +16,5 @@ def check_has_classes(pipe: Any) -> None:
     Raises:
         ArgumentError: If it generates from texts.
     """
-    if "class_labels" not in signature(pipe.__call__).parameters:
+    if not has_classes(pipe):
         raise ArgumentError(f"--suite {SUITE} needs a class-conditional model, which {type(pipe).__name__} is not")

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -140,15 +139,6 @@ def decode(
     while engine.has_unfinished:
         step()
     return [torch.cat(given[name]) for name in names]
-
-
-def class_count(pipe: Any) -> int | None:
-    """The number of classes of a model that generates classes; None for another model."""
-    config = getattr(getattr(pipe, "transformer", None), "config", None)
-    if "class_labels" not in signature(pipe.__call__).parameters or getattr(config, "model_type", "c2i") != "c2i":
-        return None
-    names = ("num_classes", "class_num")
-    return next((int(getattr(config, name)) for name in names if hasattr(config, name)), None)
 
 
 def decode_by_server(pipe: Any, recipe: Recipe, prompts: Sequence[str]) -> list[Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mmspec.cli.model_check.batch_invariance import Codes, check_batch_invariance, class_count
+from mmspec.cli.model_check.batch_invariance import Codes, check_batch_invariance
 from mmspec.cli.model_check.options import ModelOptions
 from mmspec.cli.model_check.page import table, write_page
 from mmspec.cli.model_check.subject import dtype_of
@@ -16,6 +16,7 @@ from mmspec.files import check_writable
 from mmspec.metrics.prompts import BUILTIN, BY_MODEL, SPEECH
 from mmspec.pipeline import makes_audio
 from mmspec.recipes import Recipe, configured_recipe, parse
+from mmspec.vision.class_prompts import class_count
 
 DTYPES = ("float32", "bf16")
 
