@@ -67,16 +67,6 @@ def defined_by(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-# A block of comments that follows itself.
-REPEATED = re.compile(r"((?:^[ \t]*# .+\n)+)\1", re.MULTILINE)
-
-
-def test_no_comment_is_said_twice_in_a_row() -> None:
-    folders = ("mmspec", "vision", "audio", "kernels", "metrics", "tests", "examples")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    assert len(files) > 1000 and not [path for path in files if REPEATED.search(path.read_text(encoding="utf-8"))]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_name_in_a_file_is_defined_there(page: Path) -> None:
     places = set(PLACE.findall(page.read_text()))
