@@ -97,7 +97,8 @@ def family(recipe: str) -> tuple[str, int]:
     )
     options = {name: parsed.knobs[name] for name in names if name in parsed.knobs}
     given = [f"{k}={v}" for k, v in options.items() if v not in ("maximal", "none", "auto", 0, 1)]
-    return ", ".join([parsed.parts[0], *given]).replace("coupling=", "") + recipe[len(bare) :], parsed.window
+    window = 16 if parsed.window_by_model else parsed.window  # the models of the figure have the usual width
+    return ", ".join([parsed.parts[0], *given]).replace("coupling=", "") + recipe[len(bare) :], window
 
 
 def panel(name: str, cells: dict[str, Cell], x0: int) -> list[str]:

@@ -106,6 +106,10 @@ def main() -> None:
     jobs = {job.file: job for job in (*JOBS, *sum(map(list, HEADS.values()), []))}
     found = {job: dict(np.load(args.samples / file)) for file, job in jobs.items() if (args.samples / file).exists()}
     reference = found.pop(REFERENCE, None)
+    most = {(job.setting, job.recipe): job for job in sorted(found, key=lambda job: len(found[job]["codes"]))}
+    settings = list(dict.fromkeys(job.setting for job in found))
+    kept = sorted((job for job in found if job in most.values()), key=lambda job: settings.index(job.setting))
+    found = {job: found[job] for job in kept}
     rows = [figures(job, samples) for job, samples in found.items()]
     if reference is not None:
         compared = [job for job in found if job.setting == T1 and job.recipe in ("plain", *EXACT, *RELAXED)]
