@@ -89,7 +89,11 @@ def decode(pipe: Any, job: Job, folder: Path) -> None:
             class_labels=[seed % classes for seed in seeds], seed=seeds, recipe=job.recipe, output_type="latent",
             measure_entropy=True, **SETTINGS[job.setting],
         )  # fmt: skip
-        new = {name: np.array([getattr(row, name) for row in out.stats.rows]) for name in FIGURES}
+        rows = {
+            name: [getattr(row, {"calls": "target_calls"}.get(name, name)) for row in out.stats.rows]
+            for name in FIGURES
+        }
+        new = {name: np.array(values) for name, values in rows.items()}
         new["codes"] = out.tokens.numpy().astype(np.int16)
         found = {name: np.concatenate([found[name], value]) if found else value for name, value in new.items()}
         np.savez(file.with_suffix(".new.npz"), **found)

@@ -63,7 +63,7 @@ def test_rows_are_those_of_the_pipeline() -> None:
     assert [(row.recipe, row.measured) for row in report.rows] == [
         ("scd:window=4", True),
         ("scd:window=8", False),
-        ("scd", True),
+        ("scd:window=16", True),
         ("scd:window=32", False),
         ("scd:window=64", True),
     ]
@@ -76,7 +76,7 @@ def test_rows_are_those_of_the_pipeline() -> None:
         assert row.speedup.value == pytest.approx(row.tokens_per_call.value / row.cost)
     assert report.bits_per_token == 3.5 and report.plain_seconds == pytest.approx(0.001) and report.tokens == 240
     assert report.acceptance["scd:window=64"][38:42] == [0.8, 0.8, None, None] and len(report.acceptance) == 1
-    assert report.best is not None and report.best.recipe == "scd"
+    assert report.best is not None and report.best.recipe == "scd:window=16"
 
 
 def test_widths_between_are_run_for_their_cost_alone() -> None:
@@ -85,7 +85,7 @@ def test_widths_between_are_run_for_their_cost_alone() -> None:
     counted, timed = pipe.calls[:21], pipe.calls[21:]
     assert counted[:3] == [("plain", 2), ("plain", 2), ("plain", 1)]
     assert {name for name, _ in counted} == {"plain"} | {
-        f"{name}{window}" for name in ("scd", "sjd") for window in (":window=4", "", ":window=64")
+        f"{name}{window}" for name in ("scd", "sjd") for window in (":window=4", ":window=16", ":window=64")
     }
     assert len(timed) == 3 * 11 and {rows for _, rows in timed} == {1} and ("scd:window=8", 1) in timed
     assert len(pipe.calls) == calls([SCD, SJD], 5, 2)
