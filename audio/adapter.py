@@ -218,8 +218,11 @@ class ContinuesParts(SpeechAdapter, Protocol):
         draws_voice: See `SupportsVoiceContinuation`.
     """
 
-    continues_parts: bool
-    draws_voice: bool
+    @property
+    def continues_parts(self) -> bool: ...
+
+    @property
+    def draws_voice(self) -> bool: ...
 
     def continue_from(self, part: Any, context: Sequence[ReferenceCodes]) -> Any | None:
         """The part `part`, as it was read, after its own reference audio and the parts `context`, in this order.
@@ -231,6 +234,12 @@ class ContinuesParts(SpeechAdapter, Protocol):
             The part, or None if that does not fit into the positions of the model.
         """
         ...
+
+
+def with_voice_of(adapter: ContinuesParts, part: Any, text: str, tokens: Tensor) -> Any:
+    """The part `part` after another one of this text, which was decoded to `tokens`; as it is if that does not fit."""
+    codes = adapter.codes(tokens).T
+    return (adapter.continue_from(part, [ReferenceCodes(text, codes)]) if len(codes) else None) or part
 
 
 @runtime_checkable

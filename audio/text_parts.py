@@ -86,7 +86,7 @@ class TextParts:
         self.notes = list(prepared.notes)
         self._chained = isinstance(adapter, ContinuesLatest)
         self._conditioned = conditioned and not self._chained
-        self._spoken: list[ReferenceCodes] = []  # the parts that later ones may continue
+        self._spoken: list[ReferenceCodes] = []  # the first and the latest part, which later ones may continue
         if self._conditioned and not (isinstance(adapter, ContinuesParts) and adapter.continues_parts):
             raise ArgumentError(
                 "condition_on_previous_chunks=True is not possible: this model does not clone from codes and their text"
@@ -123,8 +123,8 @@ class TextParts:
         assert isinstance(adapter, ContinuesParts)
         codes, codec = adapter.codes(tokens), adapter.codec
         own = [ReferenceCodes(self.prepared.texts[number - 1], codes.T)] if codes.shape[-1] else []
-        if not truncated:  # what was cut is not the audio of its text
-            self._spoken += own
+        if own and not truncated:  # what was cut is not the audio of its text
+            self._spoken = [*self._spoken[:1], *own]
         latest = self._spoken[-1:] or (own if adapter.draws_voice else [])
         for context in _contexts(self._spoken[:1], latest) if adapter.draws_voice else [latest]:
             after = adapter.continue_from(part, context) if context else None

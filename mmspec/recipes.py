@@ -234,3 +234,8 @@ def configured_recipe(pipe: Any) -> str:
 def default_recipe(pipe: Any) -> Recipe:
     """The recipe of a pipeline's calls that give none: the configured one."""
     return parse(configured_recipe(pipe))
+
+
+def recipe_of_call(pipe: Any, recipe: str | Recipe | None) -> Recipe:
+    """The recipe that a call of a pipeline gives, or the default one."""
+    return default_recipe(pipe) if recipe is None else parse(recipe)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ci_scripts import script
 
 LONG = "A " + "b " * 40 + "sentence."
 WIDE = "It is wide. " * 20
@@ -16,13 +15,7 @@ WIDE = "It is wide. " * 20
 
 @pytest.fixture(scope="module")
 def prose(root: Path) -> Any:
-    """The script as a module."""
-    path = root / ".ci" / "prose"
-    spec = spec_from_loader("prose", SourceFileLoader("prose", str(path)))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(root, "prose")
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ci_scripts import script
 
 
 @pytest.fixture(scope="module")
 def words(root: Path) -> Any:
-    """The script as a module."""
-    path = root / ".ci" / "words"
-    if not path.exists():
-        pytest.skip("only a checkout has .ci")
-    spec = spec_from_loader("words", SourceFileLoader("words", str(path)))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(root, "words")
 
 
 @pytest.mark.parametrize(

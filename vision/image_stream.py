@@ -14,7 +14,7 @@ from torch import Tensor
 from mmspec.arguments import check_callback
 from mmspec.batching.call import CallEngine
 from mmspec.decoding.step import OnStep, Watch
-from mmspec.recipes import Recipe, default_recipe, parse
+from mmspec.recipes import Recipe, recipe_of_call
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class StreamsImages:
         """
         check_callback("on_step", on_step)
         pipe: Any = self
-        chosen = default_recipe(pipe) if recipe is None else parse(recipe)
+        chosen = recipe_of_call(pipe, recipe)
         given = {name: value for name, value in {"seed": seed, **options}.items() if value is not None}
         with torch.no_grad():
             request = pipe.read_request(prompt, given, chosen)

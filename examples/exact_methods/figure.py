@@ -21,6 +21,7 @@ from collections import defaultdict
 from math import log2
 from pathlib import Path
 
+from mmspec.decoding.default_window import USUAL
 from mmspec.recipes import parse
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 300, 46, 34, 60
@@ -97,7 +98,7 @@ def family(recipe: str) -> tuple[str, int]:
     )
     options = {name: parsed.knobs[name] for name in names if name in parsed.knobs}
     given = [f"{k}={v}" for k, v in options.items() if v not in ("maximal", "none", "auto", 0, 1)]
-    window = 16 if parsed.window_by_model else parsed.window  # the models of the figure have the usual width
+    window = USUAL if parsed.window_by_model else parsed.window  # the models of the figure have the usual width
     return ", ".join([parsed.parts[0], *given]).replace("coupling=", "") + recipe[len(bare) :], window
 
 

@@ -24,7 +24,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "T 1, guidance 3, top-k 160": {"guidance_scale": 3.0, "top_k": 160},
     "T 0.9, top-p 0.95": {"temperature": 0.9, "top_p": 0.95},
 }
-FIGURES = ("tokens", "calls", "nll", "entropy", "tv_bound")
+FIGURES = {  # fields of a row's statistics, by their names in the files of samples
+    "tokens": "tokens", "calls": "target_calls", "nll": "nll", "entropy": "entropy", "tv_bound": "tv_bound",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,7 @@ def decode(pipe: Any, job: Job, folder: Path) -> None:
             class_labels=[seed % classes for seed in seeds], seed=seeds, recipe=job.recipe, output_type="latent",
             measure_entropy=True, **SETTINGS[job.setting],
         )  # fmt: skip
-        rows = {
-            name: [getattr(row, {"calls": "target_calls"}.get(name, name)) for row in out.stats.rows]
-            for name in FIGURES
-        }
-        new = {name: np.array(values) for name, values in rows.items()}
+        new = {name: np.array([getattr(row, field) for row in out.stats.rows]) for name, field in FIGURES.items()}
         new["codes"] = out.tokens.numpy().astype(np.int16)
         found = {name: np.concatenate([found[name], value]) if found else value for name, value in new.items()}
         np.savez(file.with_suffix(".new.npz"), **found)

@@ -129,8 +129,7 @@ def decode_rows(
         ArgumentError: If the recipe needs a resource that the model does not provide, or `on_step` cannot be called.
     """
     check_callback("on_step", watch.on_step)
-    rows = [RowPrompt(None, SamplingParams(), seed) for seed in seeds]
-    engine = CallEngine(_ReadyRows(prepared), [PreparedRequest(rows, _tokens, 0)], recipe, len(rows), watch)
+    engine = _engine(prepared, recipe, seeds, watch)
     (tokens,) = engine.results()
     stats = engine.call_stats()
     if watch.on_stats is not None:
@@ -153,12 +152,19 @@ def stream_row(prepared: PreparedBatch, recipe: Recipe, seed: int, watch: Watch 
     Raises:
         ArgumentError: If the recipe needs a resource that the model does not provide.
     """
-    request = PreparedRequest([RowPrompt(None, SamplingParams(), seed)], _tokens, 0)
-    engine = CallEngine(_ReadyRows(prepared), [request], recipe, 1, watch, streams=True)
+    engine = _engine(prepared, recipe, [seed], watch, streams=True)
     for output in engine.outputs():
         yield output.tokens
     if watch.on_stats is not None:
         watch.on_stats(engine.call_stats())
+
+
+def _engine(
+    prepared: PreparedBatch, recipe: Recipe, seeds: Sequence[int], watch: Watch, streams: bool = False
+) -> CallEngine:
+    """A call whose one request is rows that are one batch already."""
+    rows = [RowPrompt(None, SamplingParams(), seed) for seed in seeds]
+    return CallEngine(_ReadyRows(prepared), [PreparedRequest(rows, _tokens, 0)], recipe, len(rows), watch, streams)
 
 
 def _tokens(tokens: Sequence[Tensor], stats: Stats) -> list[Tensor]:

@@ -20,7 +20,7 @@ from mmspec.batching.totals import EngineStats, Totals
 from mmspec.decoding.stats import PARTS, RowStats, Stats
 from mmspec.decoding.step import UNWATCHED
 from mmspec.errors import ArgumentError
-from mmspec.recipes import Recipe, default_recipe, parse
+from mmspec.recipes import Recipe, parse, recipe_of_call
 
 MOST_ROWS = 4096
 ROUNDING = 1e-3  # by which vectors, whose numbers are about 1, may differ from those of another batch
@@ -88,7 +88,7 @@ class Engine:
         self.pipe: EnginePipeline = pipe
         self._watch, self._shared = UNWATCHED, True  # requests come and go while others are decoded
         self._streams = True  # tokens are given out as they come
-        self.recipe = default_recipe(pipe) if recipe is None else parse(recipe)
+        self.recipe = recipe_of_call(pipe, recipe)
         self.max_rows = max_rows
         self.max_waiting = max_waiting
         self._max_prefill = max_prefill or max_rows

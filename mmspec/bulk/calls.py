@@ -12,7 +12,7 @@ from mmspec.bulk.requests import SampleRequest
 from mmspec.bulk.rows import row_stats
 from mmspec.decoding.stats import RowStats
 from mmspec.errors import PromptError
-from mmspec.recipes import default_recipe, parse
+from mmspec.recipes import recipe_of_call
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def generate_batch(pipe: Any, requests: Sequence[SampleRequest]) -> list[Generat
     """
     settings = requests[0].settings.to_dict()
     given = settings.pop("recipe", None)
-    recipe = parse(given) if given else default_recipe(pipe)
+    recipe = recipe_of_call(pipe, given or None)
     start = time.perf_counter()
     prompts, seeds = [one.prompt for one in requests], [one.seed for one in requests]
     output = pipe(prompts, recipe=recipe, seed=seeds, **settings)

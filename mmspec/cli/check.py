@@ -15,7 +15,7 @@ from mmspec.cli.exactness_gate import is_foreign
 from mmspec.cli.model_check.options import ModelOptions
 from mmspec.cli.options import Json
 from mmspec.errors import ArgumentError
-from mmspec.recipes import Recipe, configured_recipe, parse
+from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.ways_to_draft import ways_to_draft
 
 FAILED = 1
@@ -144,7 +144,7 @@ def report_model(
         check_writable(output, "-o/--output")
     pipe = options.load(model, options.dtype)
     prompt = DEFAULT_PROMPT if options.prompt is None else options.prompt
-    own = parse(configured_recipe(pipe))
+    own = default_recipe(pipe)
     chosen = recipes or list(dict.fromkeys([own, *map(parse, USEFUL)], None))
     dtype = dtype_of(pipe)
     found = environment()

@@ -44,8 +44,10 @@ def window_of(recipe: ChosenRecipe, target: Any) -> int:
             return USUAL
         _tell(f"recipe {recipe.name!r} reads {COUPLED_ON_GPU} tokens per call, since it runs on {target.device.type}")
         return COUPLED_ON_GPU
+    if target.device.type != "cpu":
+        return USUAL
     size = sum(weight.nbytes for weight in weights(target) if weight.dtype == torch.float32)
-    if target.device.type != "cpu" or size <= CACHE:
+    if size <= CACHE:
         return USUAL
     _tell(
         f"recipe {recipe.name!r} reads {RESAMPLED_IN_FLOAT32} tokens per call, since a CPU reads "

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.batching.call import stream_row
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import Watch
 from mmspec.drop_in.codec_loop import CodecLoop
 from mmspec.errors import ArgumentError
+from mmspec.recipes import Recipe
 from mmspec.sampling.logits_processors import RepetitionAware
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -72,7 +74,7 @@ class InferenceWrapper(CodecLoop):
         if len(lm_input) != 1:
             raise ArgumentError(f"lm_input has {len(lm_input)} rows; a call decodes 1")
 
-    def _rows(self, prompt: Tensor, min_len: int, max_len: int) -> Any:
+    def _rows(self, prompt: Tensor, min_len: int, max_len: int) -> tuple[PreparedRows, Recipe]:
         lm = self.owner
         processors = (NotAmongFirst(lm.speech_token_size, min_len), sampling_of(lm))
         ends = lm.stop_token_ids

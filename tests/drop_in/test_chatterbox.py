@@ -11,7 +11,7 @@ import pytest
 import stand_in_t3 as stand_in
 import torch
 from torch import Tensor
-from two_samples import chi_square
+from two_samples import check_accelerated_samples
 
 import mmspec
 from mmspec.errors import ArgumentError
@@ -68,13 +68,7 @@ def test_samples_follow_the_distribution_of_the_untouched_object(is_gpt: bool) -
             codes = t3.inference(t3_cond=voice, text_tokens=texts, min_p=0.1, max_new_tokens=3)
         return int(((codes[0] + 1) * 5 ** torch.arange(codes.shape[1])).sum())
 
-    torch.manual_seed(0)
-    own = torch.tensor([sample() for _ in range(400)])
-    with mmspec.accelerated(t3, "scd:window=3,start=random"):
-        ours = torch.tensor([sample() for _ in range(400)])
-        assert mmspec.last_stats(t3) is not None
-    statistic, limit = chi_square(own, ours)
-    assert len(own.unique()) > 4 and statistic < limit
+    check_accelerated_samples(t3, sample, 400, 4)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from stand_in_cosyvoice import CosyVoice2, Qwen2LM, earlier_ras_sampling
 from torch import Tensor
-from two_samples import chi_square
+from two_samples import check_accelerated_samples
 
 import mmspec
 
@@ -70,13 +70,7 @@ def test_samples_follow_the_distribution_of_the_untouched_object(third: bool) ->
     def sample() -> int:
         return int(sum((code + 1) * 5**place for place, code in enumerate(lm.inference("one", 3))))
 
-    torch.manual_seed(0)
-    own = torch.tensor([sample() for _ in range(300)])
-    with mmspec.accelerated(lm, "scd:window=3,start=random"):
-        ours = torch.tensor([sample() for _ in range(300)])
-        assert mmspec.last_stats(lm) is not None
-    statistic, limit = chi_square(own, ours)
-    assert len(own.unique()) > 6 and statistic < limit
+    check_accelerated_samples(lm, sample, 300, 6)
 
 
 def with_vllm() -> Qwen2LM:

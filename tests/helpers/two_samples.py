@@ -1,11 +1,15 @@
-"""A test of whether two samples of codes have one distribution."""
+"""Tests of whether two samples of codes have one distribution."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+import mmspec
 
 Z = 4.753  # of a normal distribution, exceeded once in a million
 
@@ -40,3 +44,21 @@ def worst(one: Tensor, two: Tensor) -> float:
     pairs = [(a % 4)[:, :-1] * 4 + (a % 4)[:, 1:] for a in (one, two)]
     columns = zip(torch.cat([one, pairs[0]], dim=1).unbind(1), torch.cat([two, pairs[1]], dim=1).unbind(1), strict=True)
     return max(statistic / limit for statistic, limit in (chi_square(a, b) for a, b in columns))
+
+
+def check_accelerated_samples(obj: Any, sample: Callable[[], int], count: int, outcomes: int) -> None:
+    """Checks that samples of an object, which `sample` draws, have one distribution with and without mmspec.
+
+    Args:
+        obj: What `mmspec.accelerate` takes.
+        sample: Draws one.
+        count: Samples of each kind.
+        outcomes: More different ones than this are expected.
+    """
+    torch.manual_seed(0)
+    own = torch.tensor([sample() for _ in range(count)])
+    with mmspec.accelerated(obj, "scd:window=3,start=random"):
+        ours = torch.tensor([sample() for _ in range(count)])
+        assert mmspec.last_stats(obj) is not None
+    statistic, limit = chi_square(own, ours)
+    assert len(own.unique()) > outcomes and statistic < limit

@@ -24,7 +24,7 @@ from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
 from mmspec.masked.keeping import Keeper
 from mmspec.masked.loop import MaskedBatch
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, parse, recipe_of_call
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.amused.process import AmusedProcess, Unmasking
@@ -298,7 +298,7 @@ class AmusedPipeline(StreamsImages, FolderPipeline):
             )
         for value in (first, last):
             check_number("temperature", value, 0, 1e4)
-        if parse(self.config.recipe if recipe is None else recipe).name != "plain":
+        if recipe_of_call(self, recipe).name != "plain":
             raise ArgumentError(
                 f"recipe={str(recipe)!r} is not possible here: a masked model fills places in any order; use 'plain', "
                 "and ahead=4 for fewer calls or confidence=0.9 for fewer steps"

@@ -18,7 +18,7 @@ from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError, MMSpecError, PromptError, unknown_name
 from mmspec.hf.generate import generate, salted
 from mmspec.pipeline import Output
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, parse, recipe_of_call
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.hf.adapters.flat import FlatImageAdapter
@@ -255,7 +255,7 @@ class _Run:
             raise ArgumentError(
                 f"text_sampling guidance_scale={self._text.guidance_scale} is not allowed; it must be 1"
             )
-        chosen = parse(pipe.config.recipe if recipe is None else recipe)
+        chosen = recipe_of_call(pipe, recipe)
         try:
             writing = parse(text_recipe)
         except MMSpecError as error:

@@ -24,7 +24,7 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import load_head, load_heads, save_heads
 from mmspec.heads.head import Head
 from mmspec.hf.generate import GenerateJob, captured_job, salted
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, recipe_of_call
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
@@ -179,7 +179,7 @@ class TransformersPipeline(StreamsImages, FolderPipeline):
         sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         given = read_prompts(prompt)
         negatives = read_negative_prompts(negative_prompt, len(given))
-        chosen = parse(self.config.recipe if recipe is None else recipe)
+        chosen = recipe_of_call(self, recipe)
         seeds = row_seeds(seed, len(given) * num_images_per_prompt, generator)
         guided = sampling.guidance_scale != 1
         texts = [(text, None if negatives is None else [negatives[i]]) for i, text in enumerate(given)]

@@ -23,7 +23,7 @@ from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.pipeline import Arguments
-from mmspec.recipes import Recipe, default_recipe, parse
+from mmspec.recipes import Recipe, recipe_of_call
 from mmspec.sampling.params import SamplingParams, guidance_of_call
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens
@@ -177,7 +177,7 @@ class LlamaGenGenerator(StreamsImages):
             measure_entropy,
         )  # fmt: skip
         self._check_output(output_type)
-        recipe = default_recipe(self) if recipe is None else parse(recipe)
+        recipe = recipe_of_call(self, recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale, cfg_interval, min_p, typical_p)
         condition = self._condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
         condition = condition.repeat(num_images_per_prompt)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.arguments.keywords import check_config
-from mmspec.audio.adapter import PreparedText
+from mmspec.audio.adapter import PreparedText, with_voice_of
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs import codec_of
@@ -126,9 +126,7 @@ class DiaAdapter:
         return self.reference is None
 
     def continue_voice(self, part: DiaPart, first: DiaPart, tokens: Tensor) -> DiaPart:
-        codes = self.codes(tokens).T
-        after = self.continue_from(part, [ReferenceCodes(first.text, codes)]) if len(codes) else None
-        return after or part
+        return with_voice_of(self, part, first.text, tokens)
 
     def continue_from(self, part: DiaPart, context: Sequence[ReferenceCodes]) -> DiaPart | None:
         own = [] if part.context is None else [part.context]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec import hub
 from mmspec.arguments import shown
-from mmspec.audio.adapter import PreparedText
+from mmspec.audio.adapter import PreparedText, with_voice_of
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.snac import read_snac
 from mmspec.audio.codecs.soprano import Soprano
@@ -282,9 +282,7 @@ class FlatAdapter:
         if isinstance(self.style.marked, MadeUpVoice):
             before, speaker = self.style.marked.description(tokens + self._low)
             return part if speaker is None else FlatPart(part.text, [*part.ids, *before], speaker)
-        codes = self.codes(tokens).T
-        after = self.continue_from(part, [ReferenceCodes(first.text, codes)]) if len(codes) else None
-        return after or part
+        return with_voice_of(self, part, first.text, tokens)
 
     def continue_from(self, part: FlatPart, context: Sequence[ReferenceCodes]) -> FlatPart | None:
         if self.style.voice_prompt is None:

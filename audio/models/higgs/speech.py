@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.arguments import check_integer, shown
 from mmspec.arguments.keywords import check_config
-from mmspec.audio.adapter import PreparedText
+from mmspec.audio.adapter import PreparedText, with_voice_of
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs import codec_of
@@ -121,9 +121,7 @@ class HiggsAdapter:
         return self.reference is None
 
     def continue_voice(self, part: HiggsPart, first: HiggsPart, tokens: Tensor) -> HiggsPart:
-        codes = self.codes(tokens).T
-        after = self.continue_from(part, [ReferenceCodes(first.text, codes)]) if len(codes) else None
-        return after or part
+        return with_voice_of(self, part, first.text, tokens)
 
     def continue_from(self, part: HiggsPart, context: Sequence[ReferenceCodes]) -> HiggsPart | None:
         after = replace(part, context=(*part.context, *context))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.arguments import shown
-from mmspec.audio.adapter import PreparedText
+from mmspec.audio.adapter import PreparedText, with_voice_of
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs.higgs import HiggsCodec
 from mmspec.audio.draft_model import check_draft
@@ -121,9 +121,7 @@ class HiggsV3Adapter:
         return self._voice is None
 
     def continue_voice(self, part: HiggsV3Part, first: HiggsV3Part, tokens: Tensor) -> HiggsV3Part:
-        codes = self.codes(tokens).T
-        after = self.continue_from(part, [ReferenceCodes(first.text, codes)]) if len(codes) else None
-        return after or part
+        return with_voice_of(self, part, first.text, tokens)
 
     def continue_from(self, part: HiggsV3Part, context: Sequence[ReferenceCodes]) -> HiggsV3Part | None:
         own = [] if self._voice is None else [self._voice]

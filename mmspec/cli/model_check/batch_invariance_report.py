@@ -15,7 +15,7 @@ from mmspec.cli.model_check.subject import dtype_of
 from mmspec.files import check_writable
 from mmspec.metrics.prompts import BUILTIN, BY_MODEL, SPEECH
 from mmspec.pipeline import makes_audio
-from mmspec.recipes import Recipe, configured_recipe, parse
+from mmspec.recipes import Recipe, default_recipe
 from mmspec.vision.class_prompts import class_count
 
 DTYPES = ("float32", "bf16")
@@ -38,7 +38,7 @@ def report_batch_invariance(
     found: list[Codes] = []
     for name in DTYPES if options.dtype is None else (options.dtype,):
         pipe = options.load(model, name)
-        chosen, dtype = recipe or parse(configured_recipe(pipe)), str(dtype_of(pipe)).removeprefix("torch.")
+        chosen, dtype = recipe or default_recipe(pipe), str(dtype_of(pipe)).removeprefix("torch.")
         prompts = prompts_of(model, pipe, options.rows) if options.prompt is None else (options.prompt,)
         requests = [prompts[number % len(prompts)] for number in range(options.rows)]
         print(f"checking {chosen} in {dtype}", file=sys.stderr, flush=True)
