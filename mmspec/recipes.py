@@ -8,7 +8,7 @@ does not import torch, so that a command can check a recipe before it loads a mo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -168,7 +168,7 @@ class Recipe:
 
     def with_knobs(self, **knobs: Value) -> Recipe:
         """The same recipe with some knobs changed."""
-        return Recipe(self.name, {**self.knobs, **knobs})
+        return replace(self, knobs={**self.knobs, **knobs})
 
     def __str__(self) -> str:
         known = {**self.info.knobs, **self.rule.knobs}
@@ -176,7 +176,7 @@ class Recipe:
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 
     def __reduce__(self) -> tuple[type[Recipe], tuple[str, dict[str, Value]]]:
-        return Recipe, (self.name, dict(self.knobs))
+        return type(self), (self.name, dict(self.knobs))
 
     def __hash__(self) -> int:
         return hash(str(self))
