@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import tiny_minicpm_o as tiny
-import torch
 from part_runs import decode_rows, distance_of_probs
 from tiny_chatterbox import Levels
 
@@ -66,3 +65,36 @@ def test_probabilities_are_the_originals(adapter: Any) -> None:
     assert adapter.sampling == SamplingParams(0.8, 25, 0.85) and distance(adapter.sampling) < 1e-5
     for other in (SamplingParams(0.81, 25, 0.85), SamplingParams(0.8, 5, 0.85), SamplingParams(0.8, 25, 0.84)):
         assert distance(other) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"num_vq": 4}, "num_vq=4 in its tts_config; 1 is supported, which MiniCPM-o 4.5 has"),
+        ({"condition_type": "llm_hidden"}, "condition_type='llm_hidden' in its tts_config; 'hidden_text_merge' is"),
+        ({"llm_dim": 20}, "llm_dim=20 in its tts_config, and a width of 16"),
+        ({"text_eos_token_id": 151}, r"text_eos_token_id and audio_bos_token_id of \(151, 140\), and 150 ids of text"),
+        ({"hidden_size": "x"}, "hidden_size='x' in its config.json, which is not allowed"),
+        ({"num_audio_tokens": 9}, r"does not fit a MiniCPMO; wrong shape: tts.emb_code.0.weight \[31, 12\] instead"),
+        (None, "has no tts_config in its config.json"),
+    ],
+)
+def test_other_models_are_refused(own: Any, message: str, tmp_path: Path) -> None:
+    file = tiny.minicpm_o(tmp_path) / "config.json"
+    found = json.loads(file.read_text())
+    file.write_text(json.dumps({**found, "tts_config": None if own is None else {**found["tts_config"], **own}}))
+    with pytest.raises(ModelError, match=message):
+        mmspec.load(str(tmp_path), config={"codec": Levels(tiny.CODES)})
+
+
+def test_errors(tmp_path: Path) -> None:
+    folder = str(tiny.minicpm_o(tmp_path))
+    with pytest.raises(
+        ArgumentError, match="MiniCPM-o comes without a codec; pass one around the token2wav of its fol"
+    ):
+        mmspec.load(folder)
+    with pytest.raises(ArgumentError, match="draft_model is not possible for MiniCPM-o"):
+        mmspec.load(folder, config={"codec": Levels(tiny.CODES), "draft_model": folder})
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(ArgumentError, match="processor writes no chat, which MiniCPM-o reads: ValueError: "):
+        mmspec.load(folder, config={"codec": Levels(tiny.CODES)})("a")

@@ -146,7 +146,9 @@ CASES = {
     "cosyvoice": Case(
         published(lambda folder: cosyvoice(folder)[0]), "exclude_repeated voice", {"codec": Levels(CODES)}
     ),
-    "step-audio2": Case(published(lambda folder: tiny_step_audio2.step_audio2(folder, 200)), "system", {"codec": Levels(6561)}),
+    "step-audio2": Case(
+        published(lambda folder: tiny_step_audio2.step_audio2(folder, 200)), "system", {"codec": Levels(6561)}
+    ),
     "minicpm-o": Case(published(tiny_minicpm_o.minicpm_o), "system", {"codec": Levels(tiny_minicpm_o.CODES)}),
     "magnet": Case(published(tiny_magnet.write), "text_encoder steps"),
 }

@@ -68,6 +68,8 @@ def test_a_system_prompt_says_what_is_done(tmp_path: Path, adapter: Any) -> None
     with pytest.raises(ArgumentError, match="Step-Audio 2 comes without a codec; pass one around the token2wav of its"):
         mmspec.load(folder)
     model.config.vocab_size -= 500
-    with pytest.raises(ModelError, match="<audio_0> to <audio_6561> as 151696 to 158257 and <.EOT.> as 151681, the mod"):
+    with pytest.raises(
+        ModelError, match="<audio_0> to <audio_6561> as 151696 to 158257 and <.EOT.> as 151681, the mod"
+    ):
         step_audio2_style(model.config, words)
     model.config.vocab_size += 500

@@ -16,7 +16,8 @@ from tokenizers.pre_tokenizers import Split
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from mmspec.audio.models.codec_lm.minicpm_o import READ_ALOUD, SYSTEM, MiniCPMO, read_minicpm_o_config
+from mmspec.audio.models.codec_lm.minicpm_o import READ_ALOUD
+from mmspec.audio.models.codec_lm.minicpm_o_model import MiniCPMO, read_minicpm_o_config
 
 CODES = 30
 MARKS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|tts_bos|>", "<|tts_eos|>")

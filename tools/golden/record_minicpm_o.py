@@ -20,6 +20,8 @@ from golden import GOLDEN
 from torch import Tensor
 from transformers import Qwen3Config
 
+from mmspec.audio.models.codec_lm.minicpm_o import SYSTEM
+
 TEXTS = ("Hello there.", "a", "Yes, no.")
 LENGTH, RECORDED = 70, 60
 
@@ -82,11 +84,16 @@ def main(source: Path) -> None:
     for text in TEXTS:
         seen.clear()
         said = f"<|tts_bos|>{text}<|tts_eos|>"
-        turns = [("system", tiny.SYSTEM), ("user", tiny.READ_ALOUD + text), ("assistant", said)]
+        turns = [("system", SYSTEM), ("user", tiny.READ_ALOUD + text), ("assistant", said)]
         model.chat(
             msgs=[{"role": role, "content": words} for role, words in turns],
-            do_sample=False, num_beams=1, teacher_forcing=True, use_tts_template=True, generate_audio=True, output_audio_path="unused.wav",
-        )  # fmt: skip
+            do_sample=False,
+            num_beams=1,
+            teacher_forcing=True,
+            use_tts_template=True,
+            generate_audio=True,
+            output_audio_path="unused.wav",
+        )
         probs = [{str(i): round(float(p[i]), 7) for i in p.nonzero()[:, 0].tolist()} for p in seen[:RECORDED]]
         calls[-1] |= {"text": text, "codes": sounds[-1][0].tolist(), "probs": probs}
     (GOLDEN / "minicpm_o.json").write_text(json.dumps({"length": LENGTH, "calls": calls}) + "\n", encoding="utf-8")

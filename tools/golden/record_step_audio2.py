@@ -21,7 +21,7 @@ from torch import Tensor
 
 TEXTS = ("Hello there.", "What, now?", "Yes", "12")
 ARGUMENTS = {"temperature": 0.7, "do_sample": True}  # those of the package's example of speech
-LENGTH, RECORDED = 60, 4
+LENGTH, RECORDED = 30, 4
 
 
 def main(source: Path) -> None:
