@@ -66,7 +66,7 @@ class TalkerRule:
         factor = self.penalty ** counts(prefix[:, -self.last :], logits.shape[-1])
         logits = torch.where(logits < 0, logits * factor, logits / factor) / (self.temperature or 1.0)
         ranked = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
-        kept = ranked.values.cumsum(-1) - ranked.values < self.top_p
+        kept = (ranked.values.cumsum(-1) - ranked.values < self.top_p) | (self.top_p >= 1)
         if self.top_k:
             kept[:, self.top_k :] = False
         kept[:, :3] = True

@@ -67,9 +67,9 @@ def read_minicpm_o_config(found: Mapping[str, Any], what: str) -> MiniCPMOConfig
     if not isinstance(own, Mapping):
         raise ModelError(f"{what} has no tts_config in its config.json")
     for name, (needed, default) in SUPPORTED.items():
-        if (value := own.get(name, default)) != needed:
+        if (given := own.get(name, default)) != needed:
             raise ModelError(
-                f"{what} has {name}={shown(value)} in its tts_config; {needed!r} is supported, which MiniCPM-o 4.5 has"
+                f"{what} has {name}={shown(given)} in its tts_config; {needed!r} is supported, which MiniCPM-o 4.5 has"
             )
     value = partial(integer_in, own, what, least=1)
     talker = LlamaConfig(
@@ -80,10 +80,8 @@ def read_minicpm_o_config(found: Mapping[str, Any], what: str) -> MiniCPMOConfig
         num_key_value_heads=value("num_key_value_heads", 12),
         max_position_embeddings=value("max_position_embeddings", 4096),
     )
-    named = {name: each for name, each in found.items() if each is not None and not name.endswith("_config")}
-    language = Qwen3Config(
-        **{name: each for name, each in named.items() if name not in ("architectures", "model_type")}
-    )
+    parts = ("architectures", "model_type", "slice_config", "vision_config", "audio_config", "tts_config")
+    language = Qwen3Config(**{name: each for name, each in found.items() if each is not None and name not in parts})
     text_ids = value("num_text_tokens", 21178)
     marks = value("text_eos_token_id", 21133), value("audio_bos_token_id", 21132)
     if max(marks) >= text_ids:
