@@ -20,7 +20,7 @@ from golden import GOLDEN
 from torch import Tensor
 from transformers import Qwen3Config
 
-from mmspec.audio.models.codec_lm.minicpm_o import SYSTEM
+from mmspec.audio.models.codec_lm.minicpm_o import READ_ALOUD, SYSTEM
 
 TEXTS = ("Hello there.", "a", "Yes, no.")
 LENGTH, RECORDED = 70, 60
@@ -62,7 +62,7 @@ def main(source: Path) -> None:
 
     model.get_omni_embedding = lambda data, input_embeddings, **_: input_embeddings  # without audio
     del model.llm.prepare_inputs_for_generation  # of an earlier transformers
-    package.MiniCPMTTSGenerationOutput = SimpleNamespace  # likewise
+    vars(package)["MiniCPMTTSGenerationOutput"] = SimpleNamespace  # likewise
 
     def most_likely(probs: Tensor, num_samples: int) -> Tensor:
         seen.append(probs[0])
@@ -84,7 +84,7 @@ def main(source: Path) -> None:
     for text in TEXTS:
         seen.clear()
         said = f"<|tts_bos|>{text}<|tts_eos|>"
-        turns = [("system", SYSTEM), ("user", tiny.READ_ALOUD + text), ("assistant", said)]
+        turns = [("system", SYSTEM), ("user", READ_ALOUD + text), ("assistant", said)]
         model.chat(
             msgs=[{"role": role, "content": words} for role, words in turns],
             do_sample=False,

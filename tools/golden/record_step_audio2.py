@@ -19,6 +19,8 @@ import torch
 from golden import GOLDEN
 from torch import Tensor
 
+from mmspec.audio.models.flat.step_audio2 import CODES, READ_ALOUD
+
 TEXTS = ("Hello there.", "What, now?", "Yes", "12")
 ARGUMENTS = {"temperature": 0.7, "do_sample": True}  # those of the package's example of speech
 LENGTH, RECORDED = 30, 4
@@ -30,7 +32,7 @@ def main(source: Path) -> None:
     vars(sys.modules["utils"]).update(dict.fromkeys(names))
     sys.path.insert(0, str(source))
     package_class = import_module("stepaudio2").StepAudio2
-    torch.Tensor.cuda = lambda self: self  # type: ignore[assignment,method-assign]
+    torch.Tensor.cuda = lambda self: self  # type: ignore[assignment,method-assign,misc]
     seen: list[Tensor] = []
 
     def most_likely(probs: Tensor, num_samples: int) -> Tensor:
@@ -55,14 +57,14 @@ def main(source: Path) -> None:
         seen.clear()
         _, words, codes = package(
             [
-                {"role": "system", "content": tiny.READ_ALOUD},
+                {"role": "system", "content": READ_ALOUD},
                 {"role": "human", "content": text},
                 {"role": "assistant", "content": "<tts_start>", "eot": False},
             ],
             max_new_tokens=LENGTH,
             **ARGUMENTS,
         )
-        codes = [code for code in codes if code < tiny.CODES]  # as the example does
+        codes = [code for code in codes if code < CODES]  # as the example does
         probs = [{str(i): round(float(p[i]), 7) for i in p.nonzero()[:, 0].tolist()} for p in seen[:RECORDED]]
         calls[-1] |= {"text": text, "codes": codes, "probs": probs}
     found = {"length": LENGTH, "calls": calls}

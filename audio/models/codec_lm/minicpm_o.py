@@ -6,6 +6,7 @@ The language model is given the text as its own answer, as by `chat(teacher_forc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -89,8 +90,10 @@ class MiniCPMOFrontend:
 
     def __init__(self, model: MiniCPMO, tokenizer: Any, options: Options) -> None:
         self._model, self._tokenizer, self._options = model, tokenizer, options
-        self.codec_lm = CodecLM(model.tts.model, model.tts.emb_code[0], model.tts.head_code[0])
-        self.codes, self.ends = model.config.codes, (model.config.codes,)
+        talker: Any = model.tts
+        self.codec_lm = CodecLM(talker.model, talker.emb_code[0], talker.head_code[0])
+        self.codes = model.config.codes
+        self.ends: Sequence[int] = (self.codes,)
         # The language model reads a text once, though it is asked for when it is read and when it is decoded.
         self.prompt = lru_cache(maxsize=64)(self._prompt)
 

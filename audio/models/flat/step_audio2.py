@@ -100,7 +100,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> Qwen2ForC
         unread=UNREAD,
     )
     model.model.rotary_emb = Qwen2RotaryEmbedding(model.config).to(device)  # not in the files
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def from_folder(source: PublishedFolder) -> FlatAdapter:
