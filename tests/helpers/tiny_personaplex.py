@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from safetensors.torch import save_file
 from tiny_chatterbox import MeanLevels
 from torch import Tensor
 
-BOOKS, CODES, TEXTS, DIM, DEPTH = 8, 2048, 20, 32, 16
+BOOKS, CODES = 8, 2048
 # As published, `config.json` has no sizes; here it has those that differ.
 SIZES: dict[str, Any] = {
-    "dim": DIM, "text_card": TEXTS, "num_heads": 2, "num_layers": 2, "context": 29, "depformer_dim": DEPTH,
-    "depformer_dim_feedforward": 48, "depformer_num_heads": 2, "depformer_num_layers": 2,
+    "n_q": 2 * BOOKS, "card": CODES, "dim": 32, "text_card": 20, "num_heads": 2, "num_layers": 2, "context": 30,
+    "depformer_dim": 16, "depformer_dim_feedforward": 48, "depformer_num_heads": 2, "depformer_num_layers": 2,
 }  # fmt: skip
+# The same with 2 codebooks of 2 codes, and 4 text ids.
+SMALL = {**SIZES, "n_q": 4, "dep_q": 2, "card": 2, "text_card": 4, "delays": [0, 0, 1, 0, 1]}
 Codec = partial(MeanLevels, BOOKS, CODES)
 
 
@@ -33,33 +36,31 @@ class Letters:
         return "".join(chr(ord("a") + number) for number in ids)
 
 
-def state() -> dict[str, Tensor]:
-    """Deterministic weights with the names of the published file, of all 16 steps along the depth."""
-    main, depth, books = int(4.125 * DIM) * 2 // 3, 48 * 2 // 3, 2 * BOOKS
+def state(sizes: Mapping[str, Any] = SIZES) -> dict[str, Tensor]:
+    """Deterministic weights with the names of the published file, of the steps of all codebooks along the depth."""
+    dim, depth, books, ids = sizes["dim"], sizes["depformer_dim"], sizes["n_q"], sizes["card"] + 1
+    texts, own = sizes["text_card"], sizes["depformer_dim_feedforward"] * 2 // 3
     shapes: dict[str, tuple[int, ...]] = {
-        "text_emb.weight": (TEXTS + 1, DIM), "text_linear.weight": (TEXTS, DIM), "out_norm.alpha": (1, 1, DIM),
-        "depformer_text_emb.weight": (TEXTS + 1, DEPTH),
+        "text_emb.weight": (texts + 1, dim), "text_linear.weight": (texts, dim), "out_norm.alpha": (1, 1, dim),
+        "depformer_text_emb.weight": (texts + 1, depth),
     }  # fmt: skip
+    gates = [("transformer.layers.{}.gating", dim, int(4.125 * dim) * 2 // 3)]
     for book in range(books):
-        shapes[f"emb.{book}.weight"] = CODES + 1, DIM
-        shapes[f"depformer_in.{book}.weight"] = DEPTH, DIM
-        shapes[f"linears.{book}.weight"] = CODES, DEPTH
+        shapes[f"emb.{book}.weight"] = ids, dim
+        shapes[f"depformer_in.{book}.weight"] = depth, dim
+        shapes[f"linears.{book}.weight"] = ids - 1, depth
         if book:
-            shapes[f"depformer_emb.{book - 1}.weight"] = CODES + 1, DEPTH
+            shapes[f"depformer_emb.{book - 1}.weight"] = ids, depth
+        gates.append((f"depformer.layers.{{}}.gating.{book}", depth, own))
     for layer in range(2):
-        for name, width, count in (("transformer", DIM, 1), ("depformer", DEPTH, books)):
+        for name, width, count in (("transformer", dim, 1), ("depformer", depth, books)):
             stem = f"{name}.layers.{layer}"
             shapes[f"{stem}.norm1.alpha"] = shapes[f"{stem}.norm2.alpha"] = (1, 1, width)
             shapes[f"{stem}.self_attn.in_proj_weight"] = 3 * width * count, width
             shapes[f"{stem}.self_attn.out_proj.weight"] = width * count, width
-        for step in ("", *(f".{number}" for number in range(books))):
-            stem, width, inner = (
-                (f"depformer.layers.{layer}.gating{step}", DEPTH, depth)
-                if step
-                else (f"transformer.layers.{layer}.gating", DIM, main)
-            )
-            shapes[f"{stem}.linear_in.weight"] = 2 * inner, width
-            shapes[f"{stem}.linear_out.weight"] = width, inner
+        for gate, width, inner in gates:
+            shapes[f"{gate.format(layer)}.linear_in.weight"] = 2 * inner, width
+            shapes[f"{gate.format(layer)}.linear_out.weight"] = width, inner
     generator = torch.Generator().manual_seed(0)
     drawn = {name: torch.randn(shape, generator=generator) for name, shape in sorted(shapes.items())}
     return {name: 1 + value / 10 if "alpha" in name else value * 0.4 for name, value in drawn.items()}
@@ -70,11 +71,13 @@ def user(frames: int, shift: int = 0) -> Tensor:
     return (torch.arange(frames * BOOKS).view(frames, BOOKS) * 37 + shift) % CODES
 
 
-def personaplex(folder: Path, voice: Any = None) -> Path:
+def personaplex(folder: Path, voice: Any = None, sizes: Mapping[str, Any] = SIZES) -> Path:
     """Writes the folder; `voice` is the content of the file of its one voice, if it has one."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "personaplex", "version": "tiny", **SIZES}))
-    save_file(state(), folder / "model.safetensors")
+    # The original's KV cache hides one key of its context.
+    config = {"model_type": "personaplex", "version": "tiny", **sizes, "context": sizes["context"] - 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(state(sizes), folder / "model.safetensors")
     if voice is not None:
         content = io.BytesIO()
         torch.save(voice, content)

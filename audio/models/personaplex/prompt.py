@@ -48,7 +48,9 @@ def read_voice(file: Path, config: KyutaiConfig) -> SavedVoice:
         raise ModelError(f"voice {str(file)!r} has embeddings of shape {shape}; it must be [frames, 1, 1, {width}]")
     least, shape = 2 + max(config.delays), None if latest is None else list(latest.shape)
     if latest is None or latest.ndim != 3 or latest.shape[:2] != (1, columns) or latest.shape[2] < least:
-        raise ModelError(f"voice {str(file)!r} has a cache of shape {shape}; it must be [1, {columns}, {least} or more]")
+        raise ModelError(
+            f"voice {str(file)!r} has a cache of shape {shape}; it must be [1, {columns}, {least} or more]"
+        )
     return SavedVoice(embeds[:, 0, 0], latest[0].long())
 
 

@@ -41,10 +41,11 @@ from mmspec.sampling.params import SamplingParams
 
 FAMILY = "PersonaPlex"
 BOOKS = 8
-# The published `config.json` has no sizes; these are those of the original's code.
+# The published `config.json` has no sizes; these are those of the original's code, whose KV cache of 3000 slots hides
+# one of them.
 SIZES: dict[str, Any] = {
     "dim": 4096, "text_card": 32000, "existing_text_padding_id": 3, "n_q": 2 * BOOKS, "dep_q": BOOKS, "card": 2048,
-    "num_heads": 32, "num_layers": 32, "hidden_scale": 4.125, "causal": True, "layer_scale": None, "context": 3000,
+    "num_heads": 32, "num_layers": 32, "hidden_scale": 4.125, "causal": True, "layer_scale": None, "context": 2999,
     "max_period": 10000, "gating": "silu", "norm": "rms_norm_f32", "positional_embedding": "rope",
     "depformer_dim": 1024, "depformer_dim_feedforward": 4224, "depformer_num_heads": 16, "depformer_num_layers": 6,
     "depformer_multi_linear": True, "depformer_pos_emb": "none", "depformer_weights_per_step": True,
@@ -86,9 +87,7 @@ class PersonaPlexAdapter:
     guided = False
     sampling = SamplingParams(0.8, 250)
 
-    def __init__(
-        self, model: KyutaiTTS, tokenizer: Any, codec: Codec, options: Options, voices: VoiceFiles
-    ) -> None:
+    def __init__(self, model: KyutaiTTS, tokenizer: Any, codec: Codec, options: Options, voices: VoiceFiles) -> None:
         self.model, self.voices = model, voices.names
         self.codec = check_codec(codec, BOOKS, model.config.card)
         self._tokenizer, self._files = tokenizer, voices
@@ -103,7 +102,8 @@ class PersonaPlexAdapter:
     def read(self, text: str, voice: str | None) -> PreparedText:
         if self._heard is None:
             raise ArgumentError(
-                f"{FAMILY} answers a recording; call pipe.with_reference_audio, or pass --voice-file on the command line"
+                f"{FAMILY} answers a recording; call pipe.with_reference_audio, or pass --voice-file on the command "
+                "line"
             )
         config, chosen = self.model.config, self._voice
         if voice is not None or chosen is None:
@@ -139,7 +139,9 @@ class PersonaPlexAdapter:
     def _encode(self, reference: ReferenceAudio) -> Tensor:
         """Codes int64 [F, 8] of a recording, whose last frame is filled up with silence."""
         if not isinstance(self.codec, Mimi):
-            raise ArgumentError(f"this codec cannot encode recordings; {FAMILY} needs Mimi: pass tokenizer='kyutai/mimi'")
+            raise ArgumentError(
+                f"this codec cannot encode recordings; {FAMILY} needs Mimi: pass tokenizer='kyutai/mimi'"
+            )
         audio = reference.mono(self.codec.sampling_rate)
         return self.codec.encode(F.pad(audio, (0, -len(audio) % self.codec.hop)))[:, :BOOKS]
 
