@@ -37,7 +37,7 @@ from mmspec.testing.exactness import noise_floor
 
 FOUND = json.loads((GOLDEN / "personaplex.json").read_text())
 VOICE = {"embeddings": torch.tensor(FOUND["voice"]["embeddings"]), "cache": torch.tensor(FOUND["voice"]["cache"])}
-HEARD = user(len(FOUND["codes"]))
+SPOKEN = user(len(FOUND["codes"]))
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return personaplex(tmp_path_factory.mktemp("personaplex"), VOICE)
 
 
-def load(folder: Path, heard: Tensor | None = HEARD, **options: Any) -> Any:
+def load(folder: Path, spoken: Tensor | None = SPOKEN, **options: Any) -> Any:
     pipe = mmspec.load(str(folder), processor=Letters(), config={"codec": Codec(), **options})
-    pipe.adapter._heard = heard
+    pipe.adapter._user = spoken
     return pipe
 
 
@@ -73,7 +73,7 @@ def test_greedy_frames_are_those_of_the_package(
     assert out.tokens[0][:-1, 0].tolist() == frames[1:, 0].tolist()
     assert torch.equal(pipe.adapter.codes(out.tokens[0]).T, frames[:, 1:])
     words = Letters().decode([number for number in out.tokens[0][:, 0].tolist() if number not in (0, 3)])
-    assert out.notes == [f"answer: {words}"] and out.audio.shape[-1] == len(HEARD) * Codec().hop
+    assert out.notes == [f"answer: {words}"] and out.audio.shape[-1] == len(SPOKEN) * Codec().hop
     assert not out.truncated
 
 
@@ -119,8 +119,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KyutaiTTS:
     return read_model(personaplex(tmp_path, sizes=SMALL), "cpu", torch.float32, speech.SIZES, 2)
 
 
-def begun(model: KyutaiTTS, rows: int, heard: list[list[int]]) -> DuplexFrames:
-    own = conversation(torch.tensor([[1, 0], [0, 1]]), [1, 2], torch.tensor(heard), model.config)
+def begun(model: KyutaiTTS, rows: int, spoken: list[list[int]]) -> DuplexFrames:
+    own = conversation(torch.tensor([[1, 0], [0, 1]]), [1, 2], torch.tensor(spoken), model.config)
     return DuplexFrames(model, [own] * rows)
 
 
@@ -142,11 +142,11 @@ ONE, OTHER = [[1, 1], [0, 1]], [[0, 0], [1, 0]]
 
 @pytest.mark.parametrize("recipe", ["scd:window=2", "sjd:window=2,start=up"])
 def test_samples_follow_the_distribution(recipe: str, small: KyutaiTTS) -> None:
-    """Of two frames, the first with a code that is given; the twin heard something else."""
+    """Of two frames, the first with a code that is given; the twin's user says something else."""
     frame = torch.cartesian_prod(torch.arange(4), torch.arange(2), torch.arange(2))
     every = frame[torch.cartesian_prod(torch.arange(16), torch.arange(16))]
     with torch.inference_mode():
-        expected, twin = (joint(begun(small, len(every), heard), every) for heard in (ONE, OTHER))
+        expected, twin = (joint(begun(small, len(every), spoken), every) for spoken in (ONE, OTHER))
     assert abs(float(expected.sum()) - 1) < 1e-5 and int((expected > 0).sum()) > 25
     floor, spread = noise_floor(expected, SAMPLES)
     made = decode_frames(begun(small, SAMPLES, ONE), parse(recipe), HOT, range(SAMPLES)).frames
@@ -158,7 +158,7 @@ def test_samples_follow_the_distribution(recipe: str, small: KyutaiTTS) -> None:
 def test_rows_join_captured_calls(small: KyutaiTTS) -> None:
     frame = torch.tensor([[1, 0, 1], [2, 1, 0]])
     with recorded_graphs() as recordings:
-        made, other, alone = (begun(small, 2, heard * 2) for heard in (ONE, OTHER, OTHER))
+        made, other, alone = (begun(small, 2, spoken * 2) for spoken in (ONE, OTHER, OTHER))
         for each in (made, other, alone):
             each.start(), each.step(frame)
         wanted = alone.step(frame).cond
@@ -174,9 +174,11 @@ def test_recordings_are_encoded_by_mimi(folder: Path) -> None:
     pipe = load(folder, None, codec=mimi)
     answering = pipe.with_reference_audio(wave, mimi.sampling_rate)
     padded = torch.nn.functional.pad(torch.from_numpy(wave[0]), (0, mimi.hop // 2))
-    assert torch.equal(answering.adapter._heard, mimi.encode(padded)) and len(answering.adapter._heard) == 4
+    assert torch.equal(answering.adapter._user, mimi.encode(padded)) and len(answering.adapter._user) == 4
     out = answering("Be kind.", voice="NATF0", seed=1)
     assert out.audio.shape[-1] == 4 * mimi.hop
+    chunks = answering.stream("Be kind.", voice="NATF0", seed=1, first=1, every=2)
+    np.testing.assert_allclose(np.concatenate(list(chunks), axis=1), out.audio, atol=1e-5)
     file = folder / "voice.wav"
     write_audio(wave, mimi.sampling_rate, file)
     own = load(folder, None, codec=mimi, voice=file)

@@ -21,7 +21,7 @@ from golden import GOLDEN
 from tiny_personaplex import SIZES, Letters, state, user
 
 ROLE, SILENCE = "You are kind.", 6  # frames, half a second
-VOICE, HEARD, SHIFT = 5, 24, 911  # frames of the voice and of the user
+VOICE, SPOKEN, SHIFT = 5, 24, 911  # frames of the voice and of the user
 TOP_K, TEXT_TOP_K, WATCHED = 4, 3, 4
 
 
@@ -87,7 +87,7 @@ def generator_of(model: Any, ids: list[int], voice: str, replayed: bool, greedy:
 def record(model: Any, ids: list[int], voice: str, replayed: bool = False) -> list[list[int]]:
     """Text and codes of each frame that it returns, [frames, 9]."""
     made = generator_of(model, ids, voice, replayed)
-    out = [made.step(frame.view(1, -1, 1))[0, :9, 0].tolist() for frame in user(HEARD)]
+    out = [made.step(frame.view(1, -1, 1))[0, :9, 0].tolist() for frame in user(SPOKEN)]
     return out
 
 

@@ -1,4 +1,4 @@
-"""PersonaPlex frame by frame: a text id and the codes along the depth, while the user's codes are heard."""
+"""PersonaPlex frame by frame: a text id and the codes along the depth, while the user's codes are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DuplexFrames:
     """A model with its conversations given: a `mmspec.audio.depth.depth_decoding.FrameModel`.
 
     The first token of a frame is its text id. The original also makes the user's codes, which follow the model's own,
-    and replaces them by what it heard; they are left out.
+    and drops them; here they are left out.
 
     Args:
         conversations: One per row, with the same number of frames.
@@ -37,7 +37,7 @@ class DuplexFrames:
         device: Where its tensors are.
     """
 
-    ROWS = ("_target", "_heard", "_codes", "_length")
+    ROWS = ("_target", "_user", "_codes", "_length")
     SAME = ("_model", "_frames")
 
     def __init__(self, model: KyutaiTTS, conversations: Sequence[Conversation]) -> None:
@@ -45,7 +45,7 @@ class DuplexFrames:
         self._model = model
         given = torch.stack([each.given for each in conversations])
         self._codes = given[..., 1 : 1 + self.codes].numpy()
-        self._heard = given[..., 1 + self.codes :].to(self.device)
+        self._user = given[..., 1 + self.codes :].to(self.device)
         self._frames, self._length = given.shape[1], np.zeros(len(given), dtype=np.int64)
         with torch.inference_mode():
             embeds = [
@@ -62,8 +62,8 @@ class DuplexFrames:
 
     def step(self, frame: Tensor) -> Logits:
         at = Numbers(self._length).uploaded(self.device)
-        heard = self._heard[torch.arange(len(frame), device=self.device), at.on(self.device)]
-        logits = read_window(self._target, torch.cat([frame, heard], dim=1)[:, None], at)
+        user = self._user[torch.arange(len(frame), device=self.device), at.on(self.device)]
+        logits = read_window(self._target, torch.cat([frame, user], dim=1)[:, None], at)
         self._length = self._length + 1
         return logits
 

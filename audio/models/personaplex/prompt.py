@@ -23,7 +23,7 @@ PAUSE = 6  # frames, half a second
 
 @dataclass(frozen=True)
 class SavedVoice:
-    """A voice as it is published: what the model read while it heard a recording.
+    """A voice as it is published: what the model read while it listened to a recording.
 
     Attributes:
         embeds: [E, D], the embeddings of the columns that were read.
@@ -71,13 +71,13 @@ class Conversation:
     given: Tensor
 
 
-def conversation(voice: Tensor | SavedVoice, role: Sequence[int], heard: Tensor, config: KyutaiConfig) -> Conversation:
+def conversation(voice: Tensor | SavedVoice, role: Sequence[int], user: Tensor, config: KyutaiConfig) -> Conversation:
     """A conversation.
 
     Args:
         voice: The codes of a voice, int64 [V, K], or a saved one.
         role: The ids of the role's text.
-        heard: The codes of the user, int64 [frames, K].
+        user: The codes of the user, int64 [frames, K].
         config: The model's configuration.
     """
     books = config.codebooks
@@ -85,13 +85,13 @@ def conversation(voice: Tensor | SavedVoice, role: Sequence[int], heard: Tensor,
     own = torch.zeros(len(saved.embeds) + 1, books, dtype=torch.int64) if isinstance(voice, SavedVoice) else voice
     begun = len(own)
     text = torch.tensor([*[NO_WORD] * (begun + PAUSE), *role, *[NO_WORD] * PAUSE])
-    read, frames = len(text), len(heard)
+    read, frames = len(text), len(user)
     rest = torch.tensor(SILENCE[:books]).expand(read - begun, -1)
     stream = torch.cat(
         [
             torch.cat([text, torch.full((frames,), -1)])[:, None],
             torch.cat([own, rest, torch.full((frames, books), -1)]),
-            torch.cat([torch.tensor(TONE[:books]).expand(read, -1), heard]),
+            torch.cat([torch.tensor(TONE[:books]).expand(read, -1), user]),
         ],
         dim=1,
     )

@@ -34,7 +34,6 @@ from mmspec.batching.request import PreparedBatch
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.limits import VOICE_SECONDS
 from mmspec.media.audio import read_audio
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -91,16 +90,16 @@ class PersonaPlexAdapter:
         self.model, self.voices = model, voices.names
         self.codec = check_codec(codec, BOOKS, model.config.card)
         self._tokenizer, self._files = tokenizer, voices
-        self._heard: Tensor | None = None
+        self._user: Tensor | None = None
         self._voice = None if options.voice is None else self._own_voice(options.voice)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> PersonaPlexAdapter:
         other = copy(self)
-        other._heard = self._encode(reference)
+        other._user = self._encode(reference)
         return other
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        if self._heard is None:
+        if self._user is None:
             raise ArgumentError(
                 f"{FAMILY} answers a recording; call pipe.with_reference_audio, or pass --voice-file on the command "
                 "line"
@@ -113,7 +112,7 @@ class PersonaPlexAdapter:
         role = text.strip()
         marked = role.startswith("<system>") and role.endswith("<system>")
         ids = self._tokenizer.encode(role if marked else f"<system> {role} <system>")
-        return PreparedText([conversation(chosen, ids, self._heard, config)])
+        return PreparedText([conversation(chosen, ids, self._user, config)])
 
     def prepare_rows(
         self, parts: Sequence[Conversation], recipe: Recipe, samplings: Sequence[SamplingParams]
@@ -152,7 +151,7 @@ class PersonaPlexAdapter:
             return self._files.read(str(voice), self.model.config)
         if Path(voice).suffix == ".pt":
             return read_voice(Path(voice), self.model.config)
-        return self._encode(ReferenceAudio(*read_audio(Path(voice), VOICE_SECONDS)))
+        return self._encode(ReferenceAudio(*read_audio(Path(voice))))
 
 
 class VoiceFiles:
@@ -204,5 +203,5 @@ def from_folder(source: PublishedFolder) -> PersonaPlexAdapter:
         tokenizer = read_sentencepiece(tokenizer or source.folder / "tokenizer_spm_32k_3.model", FAMILY)
     elif not all(hasattr(tokenizer, name) for name in ("encode", "decode")):
         raise ArgumentError(f"processor={shown(tokenizer)} is not allowed; it needs encode and decode, or is a file")
-    model = source.model(partial(read_model, defaults=SIZES, heard=BOOKS))
+    model = source.model(partial(read_model, defaults=SIZES, user_books=BOOKS))
     return PersonaPlexAdapter(model, tokenizer, source.codec, options, VoiceFiles(source.folder))
