@@ -74,7 +74,11 @@ class PersonaPlexAdapter:
     Args:
         tokenizer: Its `encode` makes ids of a text, its `decode` a text of ids.
         codec: The codec of its codes.
-        voices: The files of voices, by name, the default first.
+        voices: The published voices.
+
+    Attributes:
+        user: int64 [frames, 8], the codes of what the user says; None before `with_reference_audio`.
+        voice: The voice of calls that name none; None for the first of the published ones.
 
     Raises:
         ArgumentError: For a voice that cannot be read.
@@ -90,29 +94,29 @@ class PersonaPlexAdapter:
         self.model, self.voices = model, voices.names
         self.codec = check_codec(codec, BOOKS, model.config.card)
         self._tokenizer, self._files = tokenizer, voices
-        self._user: Tensor | None = None
-        self._voice = None if options.voice is None else self._own_voice(options.voice)
+        self.user: Tensor | None = None
+        self.voice = None if options.voice is None else self._own_voice(options.voice)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> PersonaPlexAdapter:
         other = copy(self)
-        other._user = self._encode(reference)
+        other.user = self._encode(reference)
         return other
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        if self._user is None:
+        if self.user is None:
             raise ArgumentError(
                 f"{FAMILY} answers a recording; call pipe.with_reference_audio, or pass --voice-file on the command "
                 "line"
             )
-        config, chosen = self.model.config, self._voice
+        config, chosen = self.model.config, self.voice
         if voice is not None or chosen is None:
             if not self.voices:
-                raise ArgumentError("a voice is missing; pass config={'voice': FILE}, or --config voice=FILE")
+                raise ArgumentError("a voice is missing; pass config={'voice': FILE}, a .pt file or a recording")
             chosen = self._files.read(voice or self.voices[0], config)
         role = text.strip()
         marked = role.startswith("<system>") and role.endswith("<system>")
         ids = self._tokenizer.encode(role if marked else f"<system> {role} <system>")
-        return PreparedText([conversation(chosen, ids, self._user, config)])
+        return PreparedText([conversation(chosen, ids, self.user, config)])
 
     def prepare_rows(
         self, parts: Sequence[Conversation], recipe: Recipe, samplings: Sequence[SamplingParams]
@@ -149,6 +153,9 @@ class PersonaPlexAdapter:
             return voice.checked(BOOKS, self.model.config.card).codes
         if voice in self.voices:
             return self._files.read(str(voice), self.model.config)
+        if not Path(voice).is_file():
+            known = f", or one of {', '.join(self.voices)}" if self.voices else ""
+            raise ArgumentError(f"voice={shown(str(voice))} is not allowed; it must be a file{known}")
         if Path(voice).suffix == ".pt":
             return read_voice(Path(voice), self.model.config)
         return self._encode(ReferenceAudio(*read_audio(Path(voice))))
