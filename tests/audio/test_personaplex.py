@@ -29,6 +29,7 @@ from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.wave import write_audio
 from mmspec.decoding.rows import can_join, join_rows
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.loading import check_layout
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
@@ -233,8 +234,10 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
         load(tmp_path / "mute")
 
 
-def test_published_size() -> None:
+def test_the_published_layout(tmp_path: Path) -> None:
     """With all steps along the depth, 16 742 874 000 bytes, as the published file has with its header."""
+    (tmp_path / "config.json").write_text('{"model_type": "personaplex", "version": "7b-v1"}')
+    check_layout("nvidia/personaplex-7b-v1", tmp_path, ["config.json", "model.safetensors", "voices.tgz"])
     with torch.device("meta"):
         whole = KyutaiTTS(read_config({**speech.SIZES, "dep_q": 16}, "published"))
         used = KyutaiTTS(read_config(speech.SIZES, "published", BOOKS))
