@@ -82,7 +82,8 @@ def conversation(voice: Tensor | SavedVoice, role: Sequence[int], user: Tensor, 
     """
     books = config.codebooks
     saved = voice if isinstance(voice, SavedVoice) else None
-    own = torch.zeros(len(saved.embeds) + 1, books, dtype=torch.int64) if isinstance(voice, SavedVoice) else voice
+    # The codes of a saved voice are not known; its columns are.
+    own = voice if not isinstance(voice, SavedVoice) else torch.zeros(len(voice.embeds) + 1, books, dtype=torch.int64)
     begun = len(own)
     text = torch.tensor([*[NO_WORD] * (begun + PAUSE), *role, *[NO_WORD] * PAUSE])
     read, frames = len(text), len(user)
