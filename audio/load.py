@@ -67,6 +67,7 @@ PUBLISHED = {
     "HiggsMultimodalQwen3ForConditionalGeneration": "mmspec.audio.models.higgs_v3.speech:from_folder",
     "FishQwen3OmniForCausalLM": "mmspec.audio.models.fish_s2.speech:from_folder",
     "KyutaiTTS": "mmspec.audio.models.kyutai_tts.speech:from_folder",
+    "Lfm2AudioForConditionalGeneration": "mmspec.audio.models.lfm2_audio.speech:from_folder",
 }
 # The names under which folders whose config.json names no class are in `PUBLISHED`; `model_type` tells an S2 Pro.
 KYUTAI_TTS, FISH_S2 = "KyutaiTTS", {"fish_qwen3_omni": "FishQwen3OmniForCausalLM"}
