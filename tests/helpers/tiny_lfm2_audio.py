@@ -111,7 +111,7 @@ def shapes(codes: int = CODES) -> dict[str, list[int]]:
     return made
 
 
-def weights(codes: int = CODES) -> dict[str, Tensor]:
+def weights(codes: int = CODES, end: float = 0.7) -> dict[str, Tensor]:
     """Deterministic weights, with which audio begins at once, and rows end at different places."""
     state = filled(shapes(codes))
     for name, value in state.items():
@@ -120,13 +120,9 @@ def weights(codes: int = CODES) -> dict[str, Tensor]:
     for book in range(BOOKS):
         state[f"depth_embeddings.{book}.to_logits.weight"] = state[f"depth_embeddings.{book}.embedding.weight"]
     text, first = state["lfm.embed_tokens.weight"], state["depth_embeddings.0.embedding.weight"]
-    text[:, 0] += 1
-    text[MARKS["<|audio_start|>"], 0] = 8
-    first[codes] = END[0] * first[2] + END[1] * first[7]
+    text[MARKS["<|audio_start|>"], [2, 4, 29]] = torch.tensor([-1.5, -1.5, 1.5])  # as hidden states of prompts have
+    first[codes] = end * (first[2] + first[7])
     return state
-
-
-END = (0.7, 0.7)
 
 
 def filled(found: dict[str, list[int]]) -> dict[str, Tensor]:
@@ -138,13 +134,13 @@ def filled(found: dict[str, list[int]]) -> dict[str, Tensor]:
 Codec = partial(MeanLevels, BOOKS, CODES)
 
 
-def lfm2_audio(folder: Path, codes: int = CODES) -> Path:
+def lfm2_audio(folder: Path, codes: int = CODES, end: float = 0.7) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config()))
     tokenizer().save_pretrained(folder)
     unused = {"conformer.pre_encode.out.bias": torch.zeros(3), "audio_adapter.model.0.bias": torch.zeros(3)}
     unused |= {"codebook_offsets": torch.arange(BOOKS), "audio_loss_weights": torch.ones(BOOKS)}
-    state = {name: value.clone() for name, value in (weights(codes) | unused).items()}
+    state = {name: value.clone() for name, value in (weights(codes, end) | unused).items()}
     save_file(state, folder / "model.safetensors")
     return folder
 
@@ -162,3 +158,8 @@ def add_detokenizer(folder: Path) -> Path:
     state = detokenizer_weights() | {"istft.window": torch.hann_window(2 * (BINS - 1))}
     save_file(state, own / "model.safetensors")
     return folder
+
+
+def some_codes() -> Tensor:
+    """Codes int64 [2, K, 9]."""
+    return (torch.arange(2 * BOOKS * 9) * 7 % CODES).view(2, BOOKS, 9)
