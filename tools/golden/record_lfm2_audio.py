@@ -1,14 +1,13 @@
 """Records what liquid-audio computes for a tiny LFM2-Audio; writes tests/golden/lfm2_audio.json.
 
-Run with Python 3.12 and the package liquid-audio 1.3.0, which needs transformers 5.24 here. Nothing of its generation is
-replaced but the random numbers of the second run, whose probabilities are recorded along a given path. The decoder of
+Run with Python 3.12 and the packages liquid-audio 1.3.0 and transformers 5.24. Nothing of its generation is replaced
+but the random numbers of the second run, whose probabilities are recorded along a given path. The decoder of
 LFM2.5-Audio has smaller layers around the same computation.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +20,16 @@ from liquid_audio.model.conformer.encoder import ConformerEncoderConfig
 from liquid_audio.model.lfm2_audio import DepthformerConfig, LFM2AudioConfig
 from liquid_audio.processor import PreprocessorConfig
 from tiny_lfm2_audio import (
-    BINS, BOOKS, DETOKENIZER, TEXTS, WIDTH, config, detokenizer_weights, some_codes, tokenizer, weights,
+    BINS,
+    BOOKS,
+    DETOKENIZER,
+    TEXTS,
+    WIDTH,
+    config,
+    detokenizer_weights,
+    some_codes,
+    tokenizer,
+    weights,
 )  # fmt: skip
 from torch import Tensor, nn
 from transformers import Lfm2Config

@@ -12,7 +12,6 @@ from torch import Tensor
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
 from mmspec.audio.depth.depth_target import DepthTarget, by_index
-from mmspec.audio.models.flat.short_convolutions import ShortConvolutionLayers
 from mmspec.audio.models.lfm2_audio.model import Lfm2Audio
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
@@ -32,7 +31,7 @@ class Lfm2AudioFrames(DepthFrames):
     def __init__(self, model: Lfm2Audio, prompts: Sequence[Tensor], length: int, slack: int = 0) -> None:
         self._projection = model.depth_linear
         parts = Backbone(
-            ShortConvolutionLayers(model.lfm),
+            model.layers,
             model.embed_frames,
             model.first_logits,
             model.config.codes + 1,
@@ -40,9 +39,7 @@ class Lfm2AudioFrames(DepthFrames):
         )
         with torch.inference_mode():
             embeds, mask = left_padded([model.lfm.embed_tokens(ids.to(model.device)) for ids in prompts])
-        super().__init__(
-            parts, Lfm2AudioDepth(model), Prompt(embeds, mask, position_ids_of(mask)), length, slack
-        )
+        super().__init__(parts, Lfm2AudioDepth(model), Prompt(embeds, mask, position_ids_of(mask)), length, slack)
 
     def _depth(self, hidden: Tensor, first: Tensor, start: int, window: int) -> DepthTarget:
         with torch.inference_mode():
@@ -80,9 +77,7 @@ class Lfm2AudioDepth:
         model, width = self._model, self._model.config.depth.hidden_size
         tokens = tokens.clamp(max=self.vocab_size - 1)
         dtype = model.audio_embedding.weight.dtype
-        return by_index(
-            tokens, books, self.codebooks, width, dtype, lambda book, own: model.table(book).embedding(own)
-        )
+        return by_index(tokens, books, self.codebooks, width, dtype, lambda book, own: model.table(book).embedding(own))
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         return self._model.run_depth(embeds, mask, positions, cache)

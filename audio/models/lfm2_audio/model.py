@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import Lfm2Config, Lfm2Model
 from transformers.models.lfm2.modeling_lfm2 import Lfm2RMSNorm, Lfm2RotaryEmbedding
 
 from mmspec.audio.config_file import integer_in
+from mmspec.audio.models.flat.short_convolutions import ShortConvolutionLayers
 from mmspec.errors import ModelError
 from mmspec.files.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.hf.cache_name import cache_input
@@ -122,6 +124,11 @@ class Lfm2Audio(nn.Module):
     def device(self) -> torch.device:
         return self.audio_embedding.weight.device
 
+    @cached_property
+    def layers(self) -> ShortConvolutionLayers:
+        """The layers of the LFM2; one object, by which batches know that their rows may join."""
+        return ShortConvolutionLayers(self.lfm)
+
     def table(self, book: int) -> CodeTable:
         """The embedding and the head of a codebook."""
         table = self.depth_embeddings[book]
@@ -147,7 +154,7 @@ class Lfm2Audio(nn.Module):
         return x
 
     def first_logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [..., D] of the LFM2 to logits [..., codes + 1] of the first code, and of the end after them."""
+        """Hidden states [..., D] to logits [..., codes + 1] of the first code, and of the end after them."""
         width = self.config.depth.hidden_size
         first = nn.functional.linear(hidden, self.depth_linear.weight[:width], self.depth_linear.bias[:width])
         alone = first.reshape(-1, 1, width)

@@ -92,9 +92,7 @@ class Lfm2AudioAdapter:
         pieces = split_text(text, MAX_LETTERS)
         parts = [self.prompt(system, piece) for piece in pieces]
         for part in parts:
-            check_positions(
-                len(part), self.options.frames, int(self.model.config.language.max_position_embeddings)
-            )
+            check_positions(len(part), self.options.frames, int(self.model.config.language.max_position_embeddings))
         return PreparedText(parts, texts=pieces)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> Lfm2AudioAdapter:
@@ -144,7 +142,7 @@ def from_folder(source: PublishedFolder) -> Lfm2AudioAdapter:
     options = read_options(source.options)
     own = source.folder / FOLDER
     if source.codec is None and not own.is_dir():
-        raise ArgumentError("LFM2-Audio needs Mimi; name a folder or Hub id of it: pass tokenizer='kyutai/mimi'")
+        raise ArgumentError("LFM2-Audio needs Mimi here; pass tokenizer='kyutai/mimi'")
     tokenizer = tokenizer_of(source.processor, source.folder, "PreTrainedTokenizerFast")
     model, draft_model = source.model(read_model), source.draft_model(read_model)
     codec = source.codec or read_detokenizer(own, model.config.codebooks, source.device)
