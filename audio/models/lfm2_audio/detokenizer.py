@@ -55,8 +55,8 @@ class DetokenizerModel(nn.Module):
         """Audio float32 [B, F * hop] of ids int64 [B, K, F] among those of all codebooks."""
         x = self.emb["emb"](ids).mean(1).repeat_interleave(STEPS, dim=1)
         step = torch.arange(x.shape[1], device=x.device)
-        behind = step[:, None] - step
-        mask = additive_mask(((behind >= 0) & (behind < self.steps))[None], x.dtype)
+        back = step[:, None] - step
+        mask = additive_mask(((back >= 0) & (back < self.steps))[None], x.dtype)
         cache = SlotCache(len(step))
         cache.at(0, len(step))
         x = run_decoder(ShortConvolutionLayers(self.lfm), x, mask, step[None], cache)
