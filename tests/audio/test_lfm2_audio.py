@@ -213,6 +213,10 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=message):
             read_config(config() | change, "model 'x'", 3)
+    many = lfm2_audio(tmp_path / "many")
+    (many / "config.json").write_text(json.dumps(config() | {"codebooks": 4}))
+    with pytest.raises(ModelError, match="has codebooks=4 in its config.json, and weights of 3"):
+        load(many)
     broken = add_detokenizer(lfm2_audio(tmp_path / "broken"))
     (broken / "audio_detokenizer" / "config.json").write_text(json.dumps(config()["lfm"] | {"num_hidden_layers": 900}))
     with pytest.raises(ModelError, match="num_hidden_layers=900"):

@@ -16,7 +16,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2RMSNorm, Lfm2RotaryEmbedd
 from mmspec.audio.config_file import integer_in
 from mmspec.audio.models.flat.short_convolutions import ShortConvolutionLayers
 from mmspec.errors import ModelError
-from mmspec.files.checkpoint import building, check_depths, load_tensors, read_model_tensors
+from mmspec.files.checkpoint import building, check_depths, count_blocks, load_tensors, read_model_tensors
 from mmspec.hf.cache_name import cache_input
 from mmspec.hf.folder import BUFFERS, read_json
 from mmspec.hf.slot_cache import SlotCache
@@ -198,7 +198,10 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> Lfm2Audio
     check_depths(what, {name: found.get(name) for name in ("lfm", "depthformer")}, len(state))
     with building(what, "an LFM2-Audio"):
         ids = len(state["depth_embeddings.0.embedding.weight"])
-        model = Lfm2Audio(read_config(found, what, ids - 1))
+        config, books = read_config(found, what, ids - 1), count_blocks(state, "depth_embeddings")
+        if config.codebooks != books:
+            raise ModelError(f"{what} has codebooks={config.codebooks} in its config.json, and weights of {books}")
+        model = Lfm2Audio(config)
     load_tensors(what, renamed(state, model.config), model, device, dtype)
     for part in (model.lfm, model.depthformer):
         part.rotary_emb = Lfm2RotaryEmbedding(part.config).to(device)  # it has no weights in the files
