@@ -112,7 +112,7 @@ def main() -> None:
     prompts = [chat(processor, text, voice) for text, voice in zip(TEXTS, VOICES, strict=True)]
     greedy = [frames(made.generate_sequential(**prompt, max_new_tokens=FRAMES + 1)) for prompt in prompts]
     path = greedy[1][1][:3] + [[7, 5, 900], [1, 2, 3]]
-    found = {
+    found: dict[str, Any] = {
         "codes": CODES, "end": END, "frames": FRAMES, "temperature": TEMPERATURE, "top_k": TOP_K, "voices": VOICES,
         "prompts": [prompt.text[0].tolist() for prompt in prompts],
         "begins": [texts for texts, _ in greedy], "greedy": [own for _, own in greedy],
