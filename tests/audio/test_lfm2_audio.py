@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_kani
 import torch
 from frame_models import distance_of_two_frames, frames_by, joint_of_two_frames, random_head, until
 from safetensors.torch import load_file, save_file
@@ -200,7 +201,7 @@ def test_the_published_layout(folder: Path) -> None:
 def test_errors(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="LFM2-Audio needs Mimi here; pass tokenizer='kyutai/mimi'"):
         mmspec.load(str(folder))
-    with pytest.raises(ArgumentError, match="reads no audio; choose one of its voices"):
+    with pytest.raises(ArgumentError, match="this model does not accept reference audio"):
         load(folder).with_reference_audio(np.zeros((1, 100), dtype=np.float32), 24000)
     with pytest.raises(PromptError, match="is too long; of the model's 1024 positions"):
         load(folder, frames=1020)("one")
@@ -213,6 +214,8 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=message):
             read_config(config() | change, "model 'x'", 3)
+    with pytest.raises(ModelError, match=r"the tokenizer has <\|audio_start\|> as \d, the model as 128; they do not"):
+        mmspec.load(str(folder), processor=tiny_kani.tokenizer(), config={"codec": Codec()})
     many = lfm2_audio(tmp_path / "many")
     (many / "config.json").write_text(json.dumps(config() | {"codebooks": 4}))
     with pytest.raises(ModelError, match="has codebooks=4 in its config.json, and weights of 3"):

@@ -30,15 +30,10 @@ class Lfm2AudioFrames(DepthFrames):
 
     def __init__(self, model: Lfm2Audio, prompts: Sequence[Tensor], length: int, slack: int = 0) -> None:
         self._projection = model.depth_linear
-        parts = Backbone(
-            model.layers,
-            model.embed_frames,
-            model.first_logits,
-            model.config.codes + 1,
-            model.device,
-        )
+        ids = model.config.codes + 1
+        parts = Backbone(model.layers, model.embed_frames, model.first_logits, ids, model.device)
         with torch.inference_mode():
-            embeds, mask = left_padded([model.lfm.embed_tokens(ids.to(model.device)) for ids in prompts])
+            embeds, mask = left_padded([model.lfm.embed_tokens(own.to(model.device)) for own in prompts])
         super().__init__(parts, Lfm2AudioDepth(model), Prompt(embeds, mask, position_ids_of(mask)), length, slack)
 
     def _depth(self, hidden: Tensor, first: Tensor, start: int, window: int) -> DepthTarget:

@@ -22,10 +22,9 @@ from mmspec.audio.models.lfm2_audio.detokenizer import FOLDER, read_detokenizer
 from mmspec.audio.models.lfm2_audio.model import Lfm2Audio, read_model
 from mmspec.audio.positions import check_positions
 from mmspec.audio.published_folder import PublishedFolder
-from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_text
 from mmspec.batching.request import PreparedBatch
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.head import Head
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
@@ -35,7 +34,7 @@ DRAFT_SETTINGS = ("codebooks", "codes")
 """What a draft model's configuration must have in common with the model's."""
 
 MAX_LETTERS = 300  # of a part, about 20 seconds
-AUDIO_START = 128  # the text id before audio
+START, START_ID = "<|audio_start|>", 128  # before audio
 MARKS = re.compile(r"<\|[^<>|]*\|>")  # that a text must not contain
 
 
@@ -62,6 +61,9 @@ class Lfm2AudioAdapter:
     Args:
         codec: The codec of its codes.
         draft_model: A smaller model of the family, or None.
+
+    Raises:
+        ModelError: For a codec or a tokenizer that does not fit.
     """
 
     recipe = "scd:window=8"
@@ -82,6 +84,10 @@ class Lfm2AudioAdapter:
         self.model, self.tokenizer, self.options, self.ahead = model, tokenizer, options, options.ahead
         self.draft_model = None if draft_model is None else check_draft(draft_model, model, DRAFT_SETTINGS)
         self.heads: dict[str, Head] = {}
+        if (found := tokenizer.convert_tokens_to_ids(START)) != START_ID:
+            raise ModelError(
+                f"the tokenizer has {START} as {found}, the model as {START_ID}; they do not belong together"
+            )
         own = options.system is not None
         self.voices: Sequence[str] = () if own else ("UK male", "UK female", "US male", "US female")
 
@@ -95,15 +101,6 @@ class Lfm2AudioAdapter:
             check_positions(len(part), self.options.frames, int(self.model.config.language.max_position_embeddings))
         return PreparedText(parts, texts=pieces)
 
-    def with_reference_audio(self, reference: ReferenceAudio) -> Lfm2AudioAdapter:
-        """Refuses: the model clones no voices, and its speech input is not supported.
-
-        Raises:
-            ArgumentError: Always.
-        """
-        instead = "choose one of its voices" if self.voices else "describe the voice as config={'system': ...}"
-        raise ArgumentError(f"LFM2-Audio speaks texts here and reads no audio; {instead}")
-
     def prompt(self, system: str, text: str) -> Tensor:
         """The text ids int64 [T] of a prompt, which ends with the id before audio.
 
@@ -111,10 +108,9 @@ class Lfm2AudioAdapter:
         """
         pieces = (
             "<|startoftext|>", "<|im_start|>system\n", system, "<|im_end|>\n",
-            "<|im_start|>user\n", text, "<|im_end|>\n", "<|im_start|>assistant\n",
+            "<|im_start|>user\n", text, "<|im_end|>\n", "<|im_start|>assistant\n", START,
         )  # fmt: skip
-        ids = [each for piece in pieces for each in self.tokenizer.encode(piece, add_special_tokens=False)]
-        return torch.tensor([*ids, AUDIO_START])
+        return torch.tensor([i for piece in pieces for i in self.tokenizer.encode(piece, add_special_tokens=False)])
 
     def prepare_rows(
         self, parts: Sequence[Tensor], recipe: Recipe, samplings: Sequence[SamplingParams]
