@@ -29,6 +29,7 @@ import tiny_moss_local_v1
 import tiny_music
 import tiny_omni
 import tiny_outetts
+import tiny_personaplex
 import tiny_spark
 import tiny_speech
 import tiny_yue
@@ -103,6 +104,11 @@ CASES = {
     "lfm2-audio": Case(
         published(tiny_lfm2_audio.lfm2_audio), "frames ahead system", {"codec": tiny_lfm2_audio.Codec()}
     ),
+    "personaplex": Case(
+        lambda folder: (str(tiny_personaplex.personaplex(folder)), tiny_personaplex.Letters()),
+        "voice",
+        {"codec": tiny_personaplex.Codec()},
+    ),
     "heartmula": Case(published(tiny_heartmula.write), "tags frames ahead", {"codec": Books(4, 40)}),
     "qwen3-tts": Case(
         published(lambda folder: golden_qwen3_tts.copy(folder, "custom_voice")),
@@ -162,6 +168,7 @@ REFUSED: dict[str, list[tuple[str, Any]]] = {
     "kyutai": [("frames", 0), ("cfg", "much"), ("cfg", 9), ("cfg", 1.54), ("codebooks", 9), ("voice", 3),
                ("padding_between", -1)],
     "lfm2-audio": [("frames", 0), ("ahead", 17), ("system", 3), ("system", " ")],
+    "personaplex": [("voice", 3), ("voice", "x.pt")],
     "heartmula": [("frames", 0), ("tags", 3)],
     "qwen3-tts": [("frames", 0), ("ahead", 17), ("instruct", 3), ("non_streaming_mode", "no")],
     "qwen3-omni": [("frames", 0), ("ahead", 99), ("answer_tokens", 1), ("system", 3)],

@@ -33,6 +33,7 @@ import tiny_moss_local_v1
 import tiny_music
 import tiny_omni
 import tiny_outetts
+import tiny_personaplex
 import tiny_processors
 import tiny_soprano
 import tiny_spark
@@ -54,6 +55,7 @@ from mmspec.audio.models.flat.style import Style
 from mmspec.audio.models.heartmula import model
 from mmspec.audio.models.heartmula.model import Flavor
 from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.pipeline import TransformersPipeline
@@ -132,6 +134,14 @@ def _heartmula(folder: Path) -> Any:
 def _kyutai(folder: Path) -> Any:
     config = {"codec": tiny_kyutai.Codec(), "voice": tiny_kyutai.kyutai(folder) / "voice.safetensors", "cfg": 1.5}
     return mmspec.load(str(folder), processor=tiny_kyutai.Words(), config={**config, "frames": 20})
+
+
+def _personaplex(folder: Path) -> Any:
+    voice = ReferenceCodes("", tiny_personaplex.user(4, 7))
+    config = {"codec": tiny_personaplex.Codec(), "voice": voice}
+    pipe = mmspec.load(str(tiny_personaplex.personaplex(folder)), processor=tiny_personaplex.Letters(), config=config)
+    pipe.adapter.user = tiny_personaplex.user(6)
+    return pipe
 
 
 def _few(make: Make, tokens: int = 16) -> Make:
@@ -215,6 +225,7 @@ SPEECH: dict[str, Make] = {
     "moss-local-v1": _published(tiny_moss_local_v1.moss_local_v1, codec=tiny_moss.Codec(), frames=5),
     "kyutai-tts": _kyutai,
     "lfm2-audio": _published(tiny_lfm2_audio.lfm2_audio, codec=tiny_lfm2_audio.Codec(), frames=5),
+    "personaplex": _personaplex,
     "qwen3-tts": lambda folder: mmspec.load(
         str(golden_qwen3_tts.copy(folder / "model", "custom_voice")), config={"frames": 8}
     ),
