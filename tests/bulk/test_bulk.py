@@ -253,6 +253,17 @@ def test_files_say_how_they_were_generated(pipe: BulkPipe, tmp_path: Path, capsy
     assert (cat.tokens, cat.calls, cat.settings) == (4, 2, {"temperature": 0.5})
 
 
+def test_samples_of_windows_of_another_width_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(BulkPipe(window=16), tmp_path, some_requests(3))
+    run(BulkPipe(window=16), tmp_path, some_requests(5))
+    assert not caplog.messages
+    run(BulkPipe(window=32), tmp_path, some_requests(9))
+    assert caplog.messages == [
+        "earlier samples of 'plain' had windows of 16 tokens, those from now on have 32: seeds differ by that"
+    ]
+    assert [entry.window for entry, _ in ShardFolder(tmp_path, Shard()).journal.read()] == [16] * 5 + [32] * 4
+
+
 def test_archives_are_what_their_readers_expect(tmp_path: Path) -> None:
     requests = some_requests(4)
     for format in ("webdataset", "parquet"):

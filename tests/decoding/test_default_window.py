@@ -81,6 +81,7 @@ def test_the_default_is_the_window_that_it_stands_for(recipe: str) -> None:
         for text in texts
     ]
     assert torch.equal(made[0].tokens, made[1].tokens) and made[0].stats.nfe == made[1].stats.nfe
+    assert [each.stats.window for each in made] == [16, 16]
 
 
 def test_targets_of_any_make_are_weighed() -> None:
