@@ -62,13 +62,9 @@ def test_hard_texts_give_jobs_or_one_line(named: tuple[str, Any]) -> None:
     _, pipe = named
     sized = {"output_type": "latent"} if named[0] in IMAGES else {}
     for wrong in (7, True, 1.5, b"one"):
-        for door in (
-            lambda: pipe(wrong, **sized),
-            lambda: pipe.read_request(wrong, sized, PLAIN),
-            lambda: pipe.stream(wrong, **sized),
-        ):
+        for door in (pipe, pipe.stream, lambda wrong, **options: pipe.read_request(wrong, options, PLAIN)):
             with pytest.raises(PromptError, match=rf"^(text|prompt)=\[?{re.escape(repr(wrong))}\]? is "):
-                door()
+                door(wrong, **sized)
 
 
 @pytest.mark.slow

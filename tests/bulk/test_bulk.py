@@ -29,6 +29,7 @@ from mmspec.sampling.seeds import pipeline_seed
 OTHERS: dict[str, Any] = {
     "recipe": "scd", "temperature": 1.0, "top_k": 1, "top_p": 0.5, "guidance_scale": 2.0, "negative_prompt": "a",
     "height": 8, "width": 8, "voice": "a", "min_p": 0.1, "typical_p": 0.9,
+    "condition_on_previous_chunks": True,
 }  # fmt: skip
 FORMATS = ("files", "webdataset", "parquet")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
@@ -87,6 +88,7 @@ def test_a_name_depends_on_the_content_only(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('{"prompt": "a", "sed": 1}', r"line 1: unknown key 'sed' \(did you mean 'seed'\?\); known: prompt, seed"),
+        ('{"prompt": 7}', "line 1: prompt: Input should be a valid string"),
         ('{"prompt": "a", "seed": -1}', "line 1: seed: Input should be greater than or equal to 0"),
         ('{"prompt": "a", "seed": "1"}', "line 1: seed: Input should be a valid integer"),
         ('{"prompt": "a", "height": 0}', "line 1: height: Input should be greater"),

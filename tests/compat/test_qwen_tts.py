@@ -152,7 +152,7 @@ def clone(model: Qwen3TTSModel, vector: Any = "own", codes: Any = None, text: st
         ("custom_voice", lambda m: m.generate_custom_voice([], "ann"), "text=[] is not allowed; it must be a text"),
         ("custom_voice", lambda m: m.generate_custom_voice(None, "ann"), "text=None is not allowed; it must be a text"),
         ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", max_new_tokens="x"), "max_new_tokens='x'"),
-        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", max_new_tokens=float("nan")), "max_new_tokens=nan"),
+        ("custom_voice", lambda m: m.generate_custom_voice("a", "ann", max_new_tokens=np.nan), "max_new_tokens=nan"),
         ("base", lambda m: m.generate_voice_clone("a", voice_clone_prompt="b"), "voice_clone_prompt must be what"),
         ("base", lambda m: m.generate_voice_clone("a", voice_clone_prompt={}), "voice_clone_prompt must have lists of"),
         ("base", lambda m: m.create_voice_clone_prompt(Path("none.wav"), "a"), "'none.wav' is not a readable recordi"),
