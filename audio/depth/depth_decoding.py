@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.audio.depth.captured_depth import CapturedDepth
 from mmspec.decoding.assembly import build_rule, running_batch
@@ -43,10 +43,12 @@ class FrameModel(Protocol):
     Attributes:
         codes: D, tokens of a frame after the first.
         device: Where its tensors are.
+        reader: The module that reads the windows, the depth decoder.
     """
 
     codes: int
     device: torch.device
+    reader: nn.Module
 
     def start(self) -> Logits:
         """Reads the prompts and returns the logits of the first token of frame 0, [B, 1, V]."""

@@ -196,6 +196,6 @@ class PreparedFrames:
         recipe = with_window(recipe, model)
         policy = window_policy(recipe, [spec.rest] * count, count, self.resources, tokens)
         draft = self.draft if recipe.needs_draft_model else None
-        meter = Meter(model.device, count)
+        meter = Meter(model.device, count, window=recipe.window)
         first, rest = [spec.first] * count, [spec.rest] * count
         return FrameBatch(model, draft, recipe, state, first, rest, policy, meter, watch.on_step)

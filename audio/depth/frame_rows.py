@@ -44,7 +44,7 @@ def prepare_frame_rows(
         draft_model: A smaller model; None refuses recipes that need one.
         heads: Draft heads by kind.
     """
-    ahead, windows = frames_ahead(ahead, codebooks, recipe), adaptive_windows_of(model)
+    ahead, windows = frames_ahead(ahead, codebooks, recipe, model), adaptive_windows_of(model)
     draft = None
     if recipe.needs_draft_model and draft_model is not None:
         draft = prompted(draft_model, ahead)

@@ -194,7 +194,7 @@ class PreparedRows:
         state = BatchState(self.seeds or seeds, layout, recipe.window, target.device, self.limits)
         sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
         policy = window_policy(recipe, samplings, len(seeds), resources, layout.length)
-        meter = Meter(target.device, len(seeds), watch.measure_entropy)
+        meter = Meter(target.device, len(seeds), watch.measure_entropy, window=recipe.window)
         return running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter, watch.on_step)
 
 

@@ -35,7 +35,7 @@ def window_of(recipe: ChosenRecipe, target: Any) -> int:
 
     Args:
         recipe: The recipe.
-        target: What reads the windows: a target, or a depth decoder.
+        target: A target, or a model of frames, whose depth decoder `reader` reads the windows.
     """
     if not recipe.window_by_model:
         return recipe.window
@@ -46,7 +46,7 @@ def window_of(recipe: ChosenRecipe, target: Any) -> int:
         return COUPLED_ON_GPU
     if target.device.type != "cpu":
         return USUAL
-    size = sum(weight.nbytes for weight in weights(target) if weight.dtype == torch.float32)
+    size = sum(weight.nbytes for weight in weights(getattr(target, "reader", target)) if weight.dtype == torch.float32)
     if size <= CACHE:
         return USUAL
     _tell(

@@ -46,14 +46,14 @@ def parameters(target: Any) -> int:
 
 
 def weights(target: Any) -> list[nn.Parameter]:
-    """The weights of the modules of a target, and of the targets that it wraps."""
+    """The weights of a module, or of the modules of a target and of the targets that it wraps."""
     found, wrapped, seen = dict[int, nn.Parameter](), [target], set[int]()
     while wrapped:
         each = wrapped.pop()
         if id(each) in seen:
             continue
         seen.add(id(each))
-        for part in getattr(each, "__dict__", {}).values():
+        for part in (each, *getattr(each, "__dict__", {}).values()):
             if isinstance(part, nn.Module):
                 found |= {id(weight): weight for weight in part.parameters()}
             elif hasattr(part, "prefill"):

@@ -74,6 +74,7 @@ class Stats:
             for tokens that are not ids.
         rows: The same statistics of each row.
         tested: For each slot of the window, the number of tested drafts.
+        window: Tokens of the recipe's widest window; 0 where it has none, and for several batches.
     """
 
     target_calls: int
@@ -89,6 +90,7 @@ class Stats:
     nll: float | None = None
     rows: list[RowStats] = field(default_factory=list)
     tested: list[int] = field(default_factory=list)
+    window: int = 0
 
     @property
     def nfe(self) -> int:
@@ -223,6 +225,7 @@ class Meter:
         device: Of the target.
         rows: Rows of the request.
         measure_entropy: Whether to measure `Stats.entropy` and `Stats.nll`.
+        window: See `Stats`.
     """
 
     device: torch.device
@@ -232,6 +235,7 @@ class Meter:
     accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     tested: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     has_ids: bool = True
+    window: int = 0
 
     def __post_init__(self) -> None:
         self.tokens, self.calls = np.zeros(self.rows, dtype=np.int64), np.zeros(self.rows, dtype=np.int64)
@@ -368,4 +372,5 @@ class Meter:
             nll=float(self.surprise.sum()) / max(tokens, 1) if nll else None,
             rows=rows,
             tested=self.tested.tolist(),
+            window=self.window,
         )

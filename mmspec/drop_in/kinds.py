@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from mmspec.arguments import shown
 from mmspec.drop_in.chatterbox import loop_of_t3
 from mmspec.drop_in.cosyvoice import InferenceWrapper
 from mmspec.drop_in.generate_method import GenerateMethod
@@ -80,6 +81,8 @@ def replaceable(obj: Any) -> list[tuple[Any, type[Replacement]]]:
     Raises:
         ArgumentError: If there is nothing to accelerate, or the kind of object is not known.
     """
+    if isinstance(obj, type):
+        raise ArgumentError(f"obj={shown(obj)} is not allowed; it must be an object of the class")
     inner = unwrap(obj)
     names = list(_names(inner))
     for name in names:

@@ -68,6 +68,7 @@ def test_all_frames_share_one_controller() -> None:
         frames_of(model, 1, 6, 3), parse("scd:window=auto"), spec, [0], ahead=3, adaptive_windows=windows
     )
     assert torch.equal(ahead.frames, plain.frames)
+    assert [each.stats.window for each in (auto, plain, ahead)] == [32, 1, 32]
     controllers = [each for each in windows.values() if isinstance(each, AdaptiveWindow)]
     assert len(controllers) == 2 and max(max(each.widths) for each in controllers) <= 32
 

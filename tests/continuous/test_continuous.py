@@ -100,7 +100,11 @@ def test_the_target_as_draft_model_is_always_accepted(drafting: str, rule: str) 
     layout = Layout(length=length, cell=(3,), dtype=torch.float32)
     recipe = parse(f"{drafting}+{name}:{knobs},window=4" if knobs else f"{drafting}+{name}:window=4")
     decoded = run_latents(ToyBackbone(rows, 3, length, 0), head, recipe, layout, range(rows), resources)
-    assert decoded.stats.acceptance == [1.0, 1.0, 1.0] and decoded.stats.tokens_per_call == 13 / 4
+    assert (
+        decoded.stats.window == 4
+        and decoded.stats.acceptance == [1.0, 1.0, 1.0]
+        and decoded.stats.tokens_per_call == 13 / 4
+    )
 
 
 class FixedSchedule(AdaptiveWindow):

@@ -233,9 +233,9 @@ class LlamaGenGenerator(StreamsImages):
         """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
 
         Args:
-            prompt: A prompt, or the class label of a class-conditional model.
+            prompt: A prompt; of a class-conditional model a class id as text, or None with the option `class_labels`.
             options: `seed`, `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `guidance_scale`, `cfg_interval`,
-                `output_type`; for a class-conditional model `class_labels`, instead of the prompt.
+                `output_type`; for a class-conditional model `class_labels`.
             recipe: How it is decoded.
 
         Raises:

@@ -215,7 +215,7 @@ class MARPipeline(StreamsImages, FolderPipeline):
         """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
 
         Args:
-            prompt: A class id, as a number or as text; None with the option `class_labels`.
+            prompt: A class id as text; None with the option `class_labels`.
             options: `seed`, `output_type`, and arguments of a call by name: `class_labels`, `steps`, `head_steps`,
                 `guidance_scale`, `cfg_schedule`, `temperature` and `shortcuts`.
             recipe: How it is decoded, as in a call.

@@ -182,7 +182,7 @@ class VARPipeline(StreamsImages, FolderPipeline):
         """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
 
         Args:
-            prompt: A class id, as a number or as text; None with the option `class_labels`.
+            prompt: A class id as text; None with the option `class_labels`.
             options: `seed`, `output_type`, and arguments of a call by name: those of sampling, `class_labels`,
                 `large_scales` and `measure_distance`.
             recipe: "plain", as in a call.

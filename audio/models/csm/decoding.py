@@ -115,7 +115,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
         ModelError: For a draft model that generates other frames.
     """
     model, input_ids, inputs = call.model, call.input_ids, call.inputs
-    ahead = frames_ahead(ahead, int(model.config.num_codebooks), call.recipe)
+    ahead = frames_ahead(ahead, int(model.config.num_codebooks), call.recipe, model)
     refuse_modes(call.config, inputs)
     refuse_unknown_inputs(model, inputs, INPUTS, call.given)
     found, others = read_processors(call.processors)

@@ -189,6 +189,7 @@ class KyutaiFrames:
         rows = len(machines)
         self.codes, self.vocab_size, self.device = codebooks, model.config.card + 1, model.device
         self._model, self._machines, self._sampling = model, list(machines), sampling
+        self.reader = model.depformer
         # By row, the states before each of its frames, and after the last one that was read.
         self._states: list[list[State]] = [[machine.start()] for machine in machines]
         self._length = np.zeros(rows, dtype=np.int64)  # frames since the prefix

@@ -72,7 +72,7 @@ class MoshiFrames:
         length: int,
     ) -> None:
         self.codes = int(model.num_codebooks)
-        self.device = embeds.device
+        self.device, self.reader = embeds.device, model.depth_decoder
         self._model, self._pattern, self._user_pattern, self._silence = model, pattern, user_pattern, silence
         self._column = embeds.shape[1]
         self._length = Numbers(np.zeros(len(embeds), dtype=np.int64))
@@ -89,7 +89,7 @@ class MoshiFrames:
         parts = Backbone(model.decoder.model, embed, head, head.out_features, embeds.device, cell)
         target = CausalTarget(parts, Prompt(embeds, mask, position_ids_of(mask)), None, length, 0)
         self._target = with_cuda_graphs(target)
-        self._graphs = DepthGraphs(model.depth_decoder, len(embeds))
+        self._graphs = DepthGraphs(self.reader, len(embeds))
 
     def start(self) -> Logits:
         return self._target.prefill()
