@@ -27,10 +27,9 @@ from mmspec.decoding.target import EarlyExit, Target
 from mmspec.hf.causal_target import is_dispatched
 from mmspec.kernels.backend import choose
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.rng import RESAMPLE
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import on_device
 
 # The graphs that sample frames, and that read frames whose codes are given: see
 # `mmspec.decoding.captured_calls.CapturedPart`.

@@ -40,10 +40,9 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.numbers import Numbers, on_device, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import on_device
 
 MAX_AHEAD = 16  # frames in a window
 NO_HEADS: Mapping[str, Head] = MappingProxyType({})

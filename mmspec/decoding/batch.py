@@ -15,11 +15,10 @@ from torch import Tensor
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.step import Step, TokensSoFar
 from mmspec.decoding.window_inputs import RECENT, WindowInputs, split_numbers
-from mmspec.sampling.chosen_ops import ops_on
-from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.numbers import Numbers, on_device, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
-from mmspec.sampling.transfers import on_device
+from mmspec.sampling.sampler import ops_on
 from mmspec.sampling.tree import Tree, TreeDraws
 
 

@@ -38,9 +38,8 @@ from mmspec.decoding.target import (
     skips_layers,
 )
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.rows import put_rows
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 
 _STEP = 128  # slots by which the part of the cache that is read grows

@@ -28,10 +28,9 @@ from mmspec.drafters.token_init import (
 from mmspec.drafters.window_kernel import Reusable
 from mmspec.errors import ArgumentError
 from mmspec.sampling.constraints import Constraint
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
-from mmspec.sampling.transfers import on_device
 
 LONGEST = 256  # positions of a window, whose drafts one program holds
 

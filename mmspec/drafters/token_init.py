@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.sampling.numbers import copied
 from mmspec.sampling.rejection import Verdict
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.transfers import copied
 
 # (left, up, u) -> tokens, int64 [B] each. `left` is the token before the position. `up` is the token above it, or in a
 # stream the one before `left`; -1 if there is none. `u` float32 [B] is uniform in [0, 1). The token has a one-hot q, so

@@ -30,8 +30,8 @@ from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.prompt_slots import at_places, extended, positions_by_slot
 from mmspec.hf.slot_cache import SlotCache, SlotCopies
 from mmspec.sampling.logits import Logits, split_cfg
+from mmspec.sampling.numbers import on_device
 from mmspec.sampling.rows import PerRow, RowNames
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.kernels.backend import choose
-from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.transfers import copied, on_device
+from mmspec.sampling.numbers import Numbers, copied, on_device
 
 # Streams: the word of a block that a purpose uses. Two purposes never share a number.
 ACCEPT, RESAMPLE, DRAFT, INIT = range(4)

@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, copied, on_device
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.transfers import copied, on_device
 
 
 class DeviceShape(Protocol):

@@ -19,8 +19,8 @@ from mmspec.decoding.kv_cache import KVCache, LayerCopies, WindowSlots
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, LayerRun, Target, check_prompts, embed_with_prompts, spread_layers
 from mmspec.sampling.logits import Logits, split_cfg
+from mmspec.sampling.numbers import on_device
 from mmspec.sampling.rows import PerRow, RowNames
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 from mmspec.vision.llamagen.fused_layers import can_fuse, fused_features
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer, Span, padding_bias

@@ -31,10 +31,9 @@ from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
-from mmspec.sampling.transfers import on_device
 
 # Inputs that are read.
 INPUTS = (

@@ -23,8 +23,8 @@ from mmspec.drafters.init_drafter import ForcedOnDevice
 from mmspec.drafters.ngram import NGramTable, Table
 from mmspec.drafters.tree.specinfer import branching_of
 from mmspec.errors import ArgumentError
+from mmspec.sampling.numbers import on_device
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
 from mmspec.sampling.tree_rejection import Outcome
 
