@@ -117,7 +117,7 @@ class DepthGraphs:
 class CapturedDepth:
     """The codes of frames, one after another, by captured calls.
 
-    It is a `mmspec.decoding.target.Target` and a `mmspec.decoding.ahead.ReadsAhead`.
+    It is a `mmspec.decoding.target.Target` and a `mmspec.decoding.target.ReadsAhead`.
 
     Args:
         target: Has as many rows as any frame.
@@ -216,7 +216,7 @@ class CapturedDepth:
         return self.forward_ahead(tokens, Numbers(at))
 
     def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits:
-        """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
+        """As `forward`, for positions that only the device may know; see `mmspec.decoding.target.ReadsAhead`."""
         first, width = self._target.prompt_slots - self._start, tokens.shape[1]
         slot = int(at.host[0]) + first
         if at.there is None and slot >= 0 and (at.host == at.host[0]).all():  # a step of all rows

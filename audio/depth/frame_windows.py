@@ -29,13 +29,13 @@ from mmspec.audio.depth.depth_decoding import (
     refuse_entropy,
 )
 from mmspec.batching.request import PreparedRows
-from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.default_window import USUAL
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.decoding.target import cache_bytes
+from mmspec.decoding.window_policy import AdaptiveWindows
 from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmspec.arguments import missing, shown
-from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.default_window import window_of
 from mmspec.decoding.foreign_parts import checked_rule
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
-from mmspec.decoding.no_gain import tell_of_trees
 from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import OnStep
@@ -68,7 +66,10 @@ def running_batch(
     drafter = None
     if recipe.info.drafts:
         rows = len(state.ids)
-        tell_of_trees(recipe, target)
+        if recipe.info.tree:
+            from mmspec.decoding.no_gain import tell_of_trees
+
+            tell_of_trees(recipe, target)
         drafter = build_drafter(recipe, state.layout, target, samplings, resources, sampler, rows)
     windows = windows_of(recipe)
     return RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, windows)
@@ -192,6 +193,8 @@ def window_policy(
     """
     if not recipe.auto:
         return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, plain_steps=length)
+    from mmspec.decoding.adaptive_window import AdaptiveWindow  # what most recipes do without
+
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
     largest = min(largest, getattr(head, "count", LARGEST) + 1)  # Medusa and Hydra heads are so many

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,3 +122,14 @@ class FixedWindow:
 
     def rest(self, width: int, committed: Committed) -> None:
         pass
+
+
+# Policies that measure, by recipe, batch size and whether guidance is on.
+AdaptiveWindows = dict[tuple[str, int, bool], Any]
+
+_WINDOWS: WeakKeyDictionary[object, AdaptiveWindows] = WeakKeyDictionary()
+
+
+def adaptive_windows_of(model: object) -> AdaptiveWindows:
+    """The policies of a model's earlier runs."""
+    return _WINDOWS.setdefault(model, {})

@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.foreign_parts import check_draft
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.target import Target, bind_features
+from mmspec.decoding.target import Target, bind_features, read_window
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import upload

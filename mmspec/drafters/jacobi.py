@@ -126,7 +126,7 @@ class Jacobi:
         if self._restarts is not None and state.device.type == "cpu":
             self._restarts.observe(verdict, state, draws)
         self._accepted = verdict.counts
-        if self._kernel is not None:
+        if self._kernel is not None and state.ops.by_kernels:
             self._p = verdict.p
         if self._coupling is not None and verdict.accepted.min() + 1 < verdict.tokens.shape[1]:
             self._tokens = None if verdict.coupled is None else state.ops.check(verdict.p, verdict.coupled)
@@ -180,7 +180,7 @@ class Jacobi:
         batch, on_cpu = len(state.ids), state.device.type == "cpu"
         if self._restarts is not None and self._tokens is not None and on_cpu:
             self._accepted = self._restarts.after(self._accepted, self._tokens.shape[1])
-        if self._kernel is not None:
+        if self._kernel is not None and state.ops.by_kernels:
             drafted = self._kernel.draft(state, draws, Reusable(self._p, self._tokens, self._q, self._accepted))
             if drafted is not None:
                 return drafted

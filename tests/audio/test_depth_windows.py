@@ -13,7 +13,8 @@ import mmspec
 from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
 from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.csm.decoding import CsmFrames
-from mmspec.decoding.adaptive_window import AdaptiveWindow, AdaptiveWindows, adaptive_windows_of
+from mmspec.decoding.adaptive_window import AdaptiveWindow
+from mmspec.decoding.window_policy import AdaptiveWindows, adaptive_windows_of
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import noise_floor

@@ -19,13 +19,13 @@ from torch import Tensor
 
 import mmspec.decoding.assembly
 import mmspec.decoding.loop
-from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
+from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch, in_step
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import Step
-from mmspec.decoding.window_policy import Committed, FixedWindow
+from mmspec.decoding.window_policy import Committed, FixedWindow, adaptive_windows_of
 from mmspec.environment.setup_work import record_setup, setups
 from mmspec.errors import ArgumentError
 from mmspec.knobs import LARGEST

@@ -25,8 +25,7 @@ from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.image_stream import StreamsImages
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
-from mmspec.vision.previews import complete
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, complete, images_from_pixels
 from mmspec.vision.var.decoding import MapBatch, MapSettings
 from mmspec.vision.var.tokenizer import VARTokenizer
 from mmspec.vision.var.transformer import VARTransformer
