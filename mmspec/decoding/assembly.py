@@ -45,18 +45,10 @@ def running_batch(
     meter: Meter,
     on_step: OnStep | None = None,
 ) -> RunningBatch:
-    """A batch that is ready to be decoded, with the recipe's drafter.
+    """A `RunningBatch` with the recipe's drafter, which is built with the resources of the model.
 
     Args:
-        target: The model with its prompts.
-        recipe: How to decode.
-        sampler: The target's sampler.
-        state: The batch; holds the result afterwards.
         samplings: Sampling parameters, one per row; empty for vectors.
-        resources: The resources of the model for drafters.
-        policy: Chooses the width of each window.
-        meter: Counts calls, tokens and seconds.
-        on_step: Called after every target call.
 
     Raises:
         ArgumentError: If the recipe needs a resource that the model does not provide.

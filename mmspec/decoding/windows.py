@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,7 +27,9 @@ from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
 from mmspec.sampling.tree import TreeDraws
-from mmspec.sampling.tree_rejection import Outcome
+
+if TYPE_CHECKING:
+    from mmspec.sampling.tree_rejection import Outcome
 
 NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a window of one token
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -120,8 +120,11 @@ class InitDrafter(BaseInitDrafter):
         self._init = init
         self._frames = frames
         self._host_init = host_version(init)
-        # Drafts whole windows where the Triton kernels run, which know no frames.
-        self.kernel: KernelDrafts | None = kernel_drafts(init) if frames is None else None
+
+    @cached_property
+    def kernel(self) -> KernelDrafts | None:
+        """Drafts whole windows where the Triton kernels run, which know no frames."""
+        return kernel_drafts(self._init) if self._frames is None else None
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
         """Without the tokens that are forced."""

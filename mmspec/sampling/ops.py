@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling import multi_codebook, rejection, tree_rejection
+from mmspec.sampling import multi_codebook, rejection
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
@@ -23,10 +23,10 @@ from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.tree import TreeDraft
-from mmspec.sampling.tree_rejection import TreeVerdict
 
 if TYPE_CHECKING:
     from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict
+    from mmspec.sampling.tree_rejection import TreeVerdict
 
 
 class MakesProbs(Protocol):
@@ -104,6 +104,8 @@ class TorchOps:
     def verify_tree(
         self, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
     ) -> TreeVerdict:
+        from mmspec.sampling import tree_rejection  # chains do without it
+
         return tree_rejection.verify_tree(dense(p), draft, rule, accept_u, resample_u)
 
     def verify_drafts(

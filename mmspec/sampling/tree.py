@@ -219,11 +219,11 @@ class TreeDraws:
         """
         if self._streams is None:
             rng = self.draws.source
-            found = rng.by_kernel(self.at, self.iteration, 0, 1, self._tree.device_order)
-            if found is None:
-                self._streams = rng.uniforms(self.at.host, self.iteration.host, self._tree.order[:, 1:])
-            else:
+            if rng.has_kernel:
+                found = rng.by_kernel(self.at, self.iteration, 0, 1, self._tree.device_order)
                 self._streams = list(found[..., 0])
+            else:
+                self._streams = rng.uniforms(self.at.host, self.iteration.host, self._tree.order[:, 1:])
         return self._streams[stream]
 
     def of_depths(self, stream: int) -> Tensor:
