@@ -49,6 +49,8 @@ class AdaptiveWindow:
         widths: The widths to choose from, ascending.
     """
 
+    learns = True
+
     def __init__(self, largest: int = LARGEST) -> None:
         self.widths = [2**n for n in range(largest.bit_length())]
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=9))  # of the latest calls, by width

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -48,6 +48,11 @@ class WindowPolicy(Protocol):
 
     Decoding is exact under every policy.
     """
+
+    @property
+    def learns(self) -> bool:
+        """Whether `record` and `rest` are called."""
+        ...
 
     def choose(self) -> int:
         """The width of the next window; 1 is a plain step without drafts."""
@@ -101,6 +106,7 @@ class FixedWindow:
 
     width: int
     plain_steps: int = 1
+    learns: ClassVar[bool] = False
 
     def choose(self) -> int:
         return self.width
@@ -118,10 +124,10 @@ class FixedWindow:
         return False
 
     def record(self, width: int, committed: Committed) -> None:
-        pass
+        """It does not learn."""
 
     def rest(self, width: int, committed: Committed) -> None:
-        pass
+        """It does not learn."""
 
 
 # Policies that measure, by recipe, batch size and whether guidance is on.

@@ -42,7 +42,7 @@ def frames_of(model: Any, batch_size: int, length: int, slack: int = 0) -> CsmFr
 
 
 def test_csm_follows_the_target_distribution_under_changing_widths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.decoding.assembly.AdaptiveWindow", Turns)
+    monkeypatch.setattr("mmspec.decoding.adaptive_window.AdaptiveWindow", Turns)
     model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.1), 6_000
     spec = FrameSpec(2, lambda frames: (frames[:, :-1] == 0).all(-1), 1, FIRST, REST)
     made = decode_frames(frames_of(model, rows, 2), parse("scd:window=auto,start=up"), spec, range(rows)).frames
