@@ -290,7 +290,7 @@ class Engine:
             if len(self._row_bytes) > MOST_KINDS:
                 self._row_bytes.clear()
             self._row_bytes[rows[0].kind[:-1], rows[0].prompt.kind] = group.row_bytes
-        outputs = self._collect(group)
+        outputs = self._given_out(group)
         if not group.rows:
             return outputs
         for running in self._groups:
@@ -315,6 +315,10 @@ class Engine:
         except Exception as error:
             self._drop(group)
             return self._fail(rows, error)
+        return self._given_out(group)
+
+    def _given_out(self, group: Group) -> list[RequestOutput]:
+        """The outputs of a group after its calls, if any are to be given out now."""
         return self._collect(group) if self._streams or group.has_finished_rows else []
 
     def _collect(self, group: Group) -> list[RequestOutput]:
@@ -450,7 +454,8 @@ class Engine:
         self._retries = [[row for row in rows if not row.progress.done] for rows in self._retries]
         with self._lock:
             self._requests.pop(progress.request.id, None)
-            self._queue.remove(lambda row: row.progress is progress)
+            if len(self._queue):
+                self._queue.remove(lambda row: row.progress is progress)
             if progress.started is None:
                 self._waiting -= 1
 

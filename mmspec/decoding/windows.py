@@ -19,7 +19,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.foreign_parts import check_draft
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import Target, bind_features, read_window
-from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import upload
 from mmspec.sampling.probs import Probs
@@ -81,6 +81,7 @@ class Windows:
         self.target, self.drafter, self.rule, self.sampler = target, drafter, rule, sampler
         self.state, self.meter = state, meter
         self.given_up = False
+        self._reads_features = isinstance(rule, FeatureRule)
         self._latest: tuple[NDArray[np.int64], Tensor] | None = None  # the tokens of a plain step, and their rows
 
     def launch(self, width: int, plain_draws: Iterator[WindowRNG]) -> LaunchedWindow:
@@ -142,7 +143,7 @@ class Windows:
 
     def _tested(self, p: Probs, window: LaunchedWindow) -> Outcome:
         rule = self.rule
-        if window.draft is not NOTHING:
+        if self._reads_features and window.draft is not NOTHING:
             rule = bind_features(rule, self.target, len(self.state.ids))
         verdict = self.sampler.verify(p, window.draft, rule, window.draws)
         self.meter.clock.lap("rule")
