@@ -15,9 +15,9 @@ from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.foreign_parts import check_draft
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
-from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.recipe_info import Choice
 from mmspec.drafters.restarts import KnowsGuesses, Restarts
+from mmspec.drafters.token_init import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.window_kernel import Reusable, WindowKernel
 from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError

@@ -12,9 +12,8 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.window_inputs import WindowInputs
-from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.ngram import NGramTable
-from mmspec.drafters.token_init import RandomToken, TokenInit, repeat_left, repeat_up
+from mmspec.drafters.token_init import InitDrafter, RandomToken, TokenInit, repeat_left, repeat_up
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.ops import TORCH
