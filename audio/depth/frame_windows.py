@@ -28,7 +28,7 @@ from mmspec.audio.depth.depth_decoding import (
     given_constraint,
     refuse_entropy,
 )
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.default_window import USUAL
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch

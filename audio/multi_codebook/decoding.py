@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmspec.batching.call import decode_rows
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats

@@ -22,8 +22,8 @@ from mmspec.audio.spoken.script import Script
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import alphabet, read, script
 from mmspec.audio.spoken.transformer import STOP, SpokenTransformer
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.window_policy import AdaptiveWindows

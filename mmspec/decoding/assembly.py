@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from mmspec.arguments import missing, shown
 from mmspec.decoding.batch import BatchState
@@ -13,7 +16,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import OnStep
+from mmspec.decoding.step import UNWATCHED, OnStep, Watch
 from mmspec.decoding.target import Target, TreeTarget
 from mmspec.decoding.window_policy import FixedWindow, WindowPolicy
 from mmspec.decoding.windows import Windows
@@ -31,6 +34,38 @@ if TYPE_CHECKING:
     from mmspec.codebook import Codebook
 
 NO_RESOURCES = DraftResources()
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """Rows that one target decodes, token by token or column by column; a `mmspec.batching.request.PreparedBatch`.
+
+    Attributes:
+        target: The model with the prompts of the rows, before its prefill.
+        layout: The sequences to generate.
+        samplings: Sampling parameters, one per row.
+        resources: The resources of the model for drafters.
+        limits: The largest number of tokens of each row; None is the length of the layout.
+        seeds: Seeds of the rows that replace those of their prompts; None keeps these.
+    """
+
+    target: Target
+    layout: Layout
+    samplings: Sequence[SamplingParams]
+    resources: DraftResources
+    limits: Sequence[int] | None = None
+    seeds: Sequence[int] | None = None
+    tokens: Callable[[Tensor], Tensor] | None = None
+    recipe: Recipe | None = None
+
+    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
+        target, layout, samplings, resources = self.target, self.layout, self.samplings, self.resources
+        recipe = with_window(recipe, target)
+        state = BatchState(self.seeds or seeds, layout, recipe.window, target.device, self.limits)
+        sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
+        policy = window_policy(recipe, samplings, len(seeds), resources, layout.length)
+        meter = Meter(target.device, len(seeds), watch.measure_entropy)
+        return running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter, watch.on_step)
 
 
 def running_batch(

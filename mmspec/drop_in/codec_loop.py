@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.window_policy import adaptive_windows_of

@@ -14,7 +14,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmspec.arguments import checked_call
 from mmspec.batching.call import decode_rows
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, normalised_guidance

@@ -17,7 +17,8 @@ from transformers.generation import GenerationMixin
 
 from mmspec.arguments import one_text, processor_errors
 from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
-from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
+from mmspec.batching.request import PreparedRequest, RowPrompt
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError

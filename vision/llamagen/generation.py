@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from mmspec.arguments import check_integer, one_text, shown
 from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
-from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
+from mmspec.batching.request import PreparedRequest, RowPrompt
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats

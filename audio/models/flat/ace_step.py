@@ -19,8 +19,8 @@ from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.models.flat.left_padding import flat_prompt
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget, guidance
 from mmspec.decoding.resources import DraftResources

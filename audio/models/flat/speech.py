@@ -30,8 +30,8 @@ from mmspec.audio.models.flat.yue import YuEAdapter
 from mmspec.audio.models.flat.yue import make as make_yue
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined
 from mmspec.audio.text import split_text
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources

@@ -19,7 +19,7 @@ from mmspec.audio.depth.depth_frames import left_padded, same_length
 from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.qwen2_5_omni.decoding import vocab_size
 from mmspec.audio.talker_call import Question, call_talker
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget
 from mmspec.decoding.resources import DraftResources
