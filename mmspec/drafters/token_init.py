@@ -175,7 +175,7 @@ class InitDrafter(BaseInitDrafter):
     @cached_property
     def kernel(self) -> KernelDrafts | None:
         """Drafts whole windows where the Triton kernels run, which know some initializations, and no frames."""
-        init = self._init
+        init: object = self._init
         if self._frames is not None:
             return None
         if isinstance(init, NGramTable):
