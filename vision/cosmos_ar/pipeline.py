@@ -24,7 +24,7 @@ from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.drafters.neighbors import NeighborDrafter
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.pipeline import Output
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, recipe_of_call
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens
@@ -180,7 +180,7 @@ class CosmosPipeline(FolderPipeline):
         )  # fmt: skip
         self._check_output(output_type)
         default = self.config
-        recipe = parse(default.recipe if recipe is None else recipe)
+        recipe = recipe_of_call(self, recipe)
         sampling = SamplingParams(
             default.temperature if temperature is None else temperature,
             default.top_k if top_k is None else top_k,
