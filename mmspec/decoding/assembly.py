@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from mmspec.arguments import missing, shown
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.default_window import window_of
-from mmspec.decoding.foreign_parts import checked_rule
+from mmspec.decoding.foreign_parts import checked_drafter, checked_rule
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftingContext, DraftResources
@@ -28,7 +27,7 @@ from mmspec.registry import RULES, heads, refreshes, starts
 from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
-from mmspec.ways_to_draft import ways_to_draft
+from mmspec.ways_to_draft import RECIPES, ways_to_draft
 
 if TYPE_CHECKING:
     from mmspec.codebook import Codebook
@@ -152,23 +151,9 @@ def build_drafter(
         raise ArgumentError(f"recipes with a tree are not possible here: {type(target).__name__} reads windows only")
     known = heads().usable(), starts().usable(), refreshes().usable()
     context = DraftingContext(recipe, layout, target, samplings, resources, sampler, batch_size, *known)
-    make = resolve(builder)
-    builder = getattr(builder, "__qualname__", builder)
-    if not callable(make):
-        raise PluginError(f"the builder '{builder}' of recipe {recipe.name!r} must be a function, not {shown(make)}")
-    drafter = make(context)
-    members = ("propose", "observe", "calls", *(["verify"] if recipe.info.tree else []))
-    if lacks := missing(drafter, members):
-        raise PluginError(
-            f"the builder '{builder}' of recipe {recipe.name!r} must return a "
-            f"{'TreeDrafter' if recipe.info.tree else 'Drafter'}, not {shown(drafter)}, which has no {', '.join(lacks)}"
-        )
-    if not hasattr(drafter, "ROWS") and hasattr(drafter, "select_rows"):
-        raise PluginError(
-            f"the builder '{builder}' of recipe {recipe.name!r} made a {type(drafter).__name__} with select_rows; name "
-            "its attributes with a value per row in ROWS instead, see docs/adding-a-drafter.md"
-        )
-    return drafter
+    if recipe.info is RECIPES.get(recipe.parts[0]):
+        return resolve(builder)(context)
+    return checked_drafter(builder, context)
 
 
 def build_rule(recipe: Recipe, resources: DraftResources) -> Accept:
