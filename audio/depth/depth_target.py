@@ -18,7 +18,7 @@ from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.target import EarlyExit
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.transfers import on_device
+from mmspec.sampling.numbers import on_device
 
 
 class DepthDecoder(Protocol):

@@ -10,15 +10,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from math import sqrt
 from statistics import median
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from mmspec.decoding.window_policy import Committed
 from mmspec.environment.setup_work import setups
 from mmspec.knobs import LARGEST
-
-if TYPE_CHECKING:
-    from mmspec.decoding.adaptive_branching import AdaptiveBranching
 
 _CHANCE, _CALLS = 0.8, 8.0  # the chance to accept a draft that is hoped for at first, and the calls that it is worth
 _FORGET = 0.98  # of what a width has gained, what is left after each of its calls
@@ -53,6 +48,8 @@ class AdaptiveWindow:
     Attributes:
         widths: The widths to choose from, ascending.
     """
+
+    learns = True
 
     def __init__(self, largest: int = LARGEST) -> None:
         self.widths = [2**n for n in range(largest.bit_length())]
@@ -227,14 +224,3 @@ class AdaptiveWindow:
 def _expected(chance: float, width: int) -> float:
     """Tokens that a call of `width` tokens gains if each draft is accepted with `chance`."""
     return (1 - chance**width) / (1 - chance) if chance < 1 else float(width)
-
-
-# By recipe, batch size and whether guidance is on.
-AdaptiveWindows = dict[tuple[str, int, bool], "AdaptiveWindow | AdaptiveBranching"]
-
-_WINDOWS: WeakKeyDictionary[object, AdaptiveWindows] = WeakKeyDictionary()
-
-
-def adaptive_windows_of(model: object) -> AdaptiveWindows:
-    """The policies of a model's earlier runs, by recipe, batch size and whether guidance is on."""
-    return _WINDOWS.setdefault(model, {})

@@ -15,7 +15,7 @@ import torch
 from batch_runs import run
 from torch import Tensor
 
-import mmspec.drafters.init_drafter as init_drafter
+import mmspec.drafters.jacobi as jacobi
 import mmspec.drafters.restarts as restarts
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
@@ -92,7 +92,7 @@ class OneSlot:
 
 def test_an_initialization_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = decoded([0, 1])
-    monkeypatch.setattr(init_drafter, "repeat_left", OneSlot())
+    monkeypatch.setattr(jacobi, "token_init", lambda context, name: OneSlot())
     assert torch.equal(decoded([0, 1]), wanted)
 
 
