@@ -105,8 +105,7 @@ class Jacobi:
         self._accepted = Numbers(np.zeros(0, dtype=np.int64))
         # Whose choices are made on the host: on a device the next window may be drafted before it knows the tokens.
         self._restarts: Restarts | None = None
-        keeps = coupling is not None and refresh is None and outer_layers is None
-        if keeps and isinstance(continuation, KnowsGuesses) and not continuation.learns:
+        if coupling is not None and isinstance(continuation, KnowsGuesses) and not continuation.learns:
             self._restarts = Restarts(continuation)
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
         kernel = getattr(continuation, "kernel", continuation if coupling is None else None)
