@@ -18,6 +18,7 @@ from mmspec.knobs import LARGEST
 _CHANCE, _CALLS = 0.8, 8.0  # the chance to accept a draft that is hoped for at first, and the calls that it is worth
 _FORGET = 0.98  # of what a width has gained, what is left after each of its calls
 _GAIN = 1.05  # tokens per second that drafts must gain over single steps
+_APART, _SURE = 1.2, 8  # as long as rows advance together, unless so many calls have told: apart, they cannot go back
 _STEPS, _TIMED = 16, 3  # consecutive single steps while drafting does not pay, and while their cost is unknown
 _FIRST_COST = 1.5  # single steps that a first window is taken to cost
 _SHORTEST = 1e-9  # seconds of a call: clocks may stand still, or be set back
@@ -70,6 +71,7 @@ class AdaptiveWindow:
         self._account = self._start if self._is_new else known
         self._last_row = self._account  # the account by the row with the fewest tokens, without limits
         self._first = True  # whether no call of this run has been recorded
+        self._in_step = True  # whether all windows of this run were taken together
         self._before = 0  # the width of the latest call
 
     def rate(self, width: int) -> float:
@@ -88,7 +90,8 @@ class AdaptiveWindow:
         """The width with the most tokens per second; 1 if drafts gain too little over single steps."""
         known = (width for width in self.widths[1:] if self._calls[width] * self._rows > 1)
         fastest = max(known, key=self.rate, default=1)
-        return fastest if self.rate(fastest) >= _GAIN * self.rate(1) else 1
+        is_doubtful = self._in_step and self._rows > 1 and self._calls[fastest] <= _SURE
+        return fastest if self.rate(fastest) >= (_APART if is_doubtful else _GAIN) * self.rate(1) else 1
 
     @property
     def _knows_steps(self) -> bool:
@@ -144,6 +147,7 @@ class AdaptiveWindow:
         if setups() != self._setups:
             return
         before, self._before = self._before, width
+        self._in_step &= width == 1 or committed.together
         seconds = max(_SHORTEST, committed.seconds)
         self._pay(width, committed, committed.gain * committed.calls)
         if is_first:  # the beginning is like no other part: images begin with empty background

@@ -106,8 +106,7 @@ class Jacobi:
         self._accepted = Numbers(np.zeros(0, dtype=np.int64))
         # Whose choices are made on the host: on a device the next window may be drafted before it knows the tokens.
         self._restarts: Restarts | None = None
-        keeps = coupling is not None and refresh is None and outer_layers is None
-        if keeps and isinstance(continuation, KnowsGuesses) and not continuation.learns:
+        if coupling is not None and isinstance(continuation, KnowsGuesses) and not continuation.learns:
             self._restarts = Restarts(continuation)
         self._p: Probs = torch.empty(0)  # of the latest window, where a kernel drafts
 
