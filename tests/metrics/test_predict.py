@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from mmspec.cli.app import main
 from mmspec.cli.bench_predict import page, telling
 from mmspec.decoding.stats import PARTS, RowStats, Stats
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bench.predict import at_widths, calls, interpolated, predict
+from mmspec.metrics.bench.predict import TIMED, at_widths, calls, interpolated, predict
 from mmspec.recipes import Recipe, parse
 
 SCD, SJD, RECYCLE = (parse(name) for name in ("scd", "sjd", "recycle"))
@@ -87,7 +87,7 @@ def test_widths_between_are_run_for_their_cost_alone() -> None:
     assert {name for name, _ in counted} == {"plain"} | {
         f"{name}{window}" for name in ("scd", "sjd") for window in (":window=4", ":window=16", ":window=64")
     }
-    assert len(timed) == 3 * 11 and {rows for _, rows in timed} == {1} and ("scd:window=8", 1) in timed
+    assert len(timed) == TIMED * 11 and {rows for _, rows in timed} == {1} and ("scd:window=8", 1) in timed
     assert len(pipe.calls) == calls([SCD, SJD], 5, 2)
 
 
@@ -100,6 +100,23 @@ def test_what_to_use(accepted: float, per_draft: float, best: str | None) -> Non
     assert (report.best and report.best.recipe) == best
     said = page(report).splitlines()[-1]
     assert said.startswith(f"use {best}: predicted " if best else "do not: ")
+
+
+@pytest.mark.parametrize(("slower", "pays"), [(1.0, True), (2.0, True), (4.0, False)])
+def test_the_interval_of_a_speedup_has_the_spread_of_its_cost(slower: float, pays: bool) -> None:
+    class Busy(Pipe):
+        """One sample's drafting calls take longer."""
+
+        def __call__(self, prompts: list[str], *, recipe: Recipe, seed: Any, **options: Any) -> Output:
+            out = super().__call__(prompts, recipe=recipe, seed=seed, **options)
+            factor = slower if recipe.name == "scd" and seed == [2] else 1
+            return Output(replace(out.stats, seconds=out.stats.seconds * factor))
+
+    report = predict(Busy(), ["a"] * 4, [SCD])
+    for row in report.rows:
+        assert row.speedup.low == pytest.approx(row.tokens_per_call.low / row.cost / slower)
+        assert row.speedup.high == pytest.approx(row.tokens_per_call.high / row.cost)
+    assert (report.best is not None) == pays
 
 
 @pytest.mark.parametrize(
