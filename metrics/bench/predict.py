@@ -156,11 +156,7 @@ def predict(
         recipe: [call / step for call, step in zip(several[1:], seconds[PLAIN][1:], strict=True)]
         for recipe, several in seconds.items()
     }
-    rows = [
-        _row(each, found, costs[each])
-        for recipe, found in counted.items()
-        for each in at_widths(recipe, length)
-    ]
+    rows = [_row(each, found, costs[each]) for recipe, found in counted.items() for each in at_widths(recipe, length)]
     paying = [row for row in rows if row.speedup.low >= PAYS]
     return Report(
         samples=len(prompts),

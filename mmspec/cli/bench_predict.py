@@ -82,13 +82,11 @@ def bench_predict(
 
     from mmspec.metrics.bench.predict import calls, predict
     from mmspec.metrics.bench.recipes import SamplingOverrides
-    from mmspec.metrics.prompts import BUILTIN, BY_MODEL, SPEECH, read_prompts
-    from mmspec.pipeline import makes_audio
+    from mmspec.metrics.prompts import builtin_prompts, read_prompts
 
     pipe = load_pipeline(model, device, drafter, dtype)
     if prompt is None:
-        builtin = BY_MODEL.get(model, SPEECH if makes_audio(pipe) else BUILTIN)
-        texts = read_prompts(prompts, None, builtin)
+        texts = read_prompts(prompts, None, builtin_prompts(model, pipe))
         texts = [texts[i * max(len(texts), samples) // samples % len(texts)] for i in range(samples)]  # from all of it
     else:
         texts = [prompt] * samples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from mmspec.cli.bench_predict import page, telling
 from mmspec.decoding.stats import PARTS, RowStats, Stats
 from mmspec.errors import ArgumentError
 from mmspec.metrics.bench.predict import TIMED, at_widths, calls, interpolated, predict
+from mmspec.metrics.prompts import BUILTIN, SCENES, builtin_prompts
 from mmspec.recipes import Recipe, parse
 
 SCD, SJD, RECYCLE = (parse(name) for name in ("scd", "sjd", "recycle"))
@@ -191,6 +193,21 @@ def test_the_command(loaded: Pipe, capsys: pytest.CaptureFixture[str]) -> None:
         "sjd",
         "stand",
     }
+
+
+@pytest.mark.parametrize(
+    ("classes", "first", "last"), [(3, "0", "2"), (16, "0", "15"), (17, "0", "16"), (1000, "0", "945")]
+)
+def test_builtin_prompts_of_classes_are_their_numbers(classes: int, first: str, last: str) -> None:
+    class Classes(Pipe):
+        transformer = SimpleNamespace(config=SimpleNamespace(num_classes=classes))
+
+        def __call__(self, prompts: list[str], *, class_labels: Any = None, **options: Any) -> Output:
+            return super().__call__(prompts, **options)
+
+    found = builtin_prompts("folder", Classes())
+    assert (found[0], found[-1]) == (first, last) and len(found) <= 16
+    assert builtin_prompts("folder", Pipe()) == BUILTIN and builtin_prompts("scenes", Pipe()) == SCENES
 
 
 @pytest.mark.parametrize(
