@@ -75,6 +75,8 @@ class PreparedText:
                 notes.append(self.silence_note(i))
             if row.truncated:
                 notes.append(self.truncation_note(i, row.tokens))
+            if isinstance(adapter, AnswersInWords):
+                notes.append(f"answer: {adapter.answer(tokens)}")
         return notes
 
 
@@ -178,6 +180,15 @@ class SupportsReferenceAudio(SpeechAdapter, Protocol):
         Raises:
             ArgumentError: For reference audio that the model cannot follow.
         """
+        ...
+
+
+@runtime_checkable
+class AnswersInWords(SpeechAdapter, Protocol):
+    """An adapter of a model that makes the words of its answer along with the audio."""
+
+    def answer(self, tokens: Tensor) -> str:
+        """The words in a row's tokens."""
         ...
 
 

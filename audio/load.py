@@ -67,9 +67,10 @@ PUBLISHED = {
     "HiggsMultimodalQwen3ForConditionalGeneration": "mmspec.audio.models.higgs_v3.speech:from_folder",
     "FishQwen3OmniForCausalLM": "mmspec.audio.models.fish_s2.speech:from_folder",
     "KyutaiTTS": "mmspec.audio.models.kyutai_tts.speech:from_folder",
+    "PersonaPlex": "mmspec.audio.models.personaplex.speech:from_folder",
 }
-# The names under which folders whose config.json names no class are in `PUBLISHED`; `model_type` tells an S2 Pro.
-KYUTAI_TTS, FISH_S2 = "KyutaiTTS", {"fish_qwen3_omni": "FishQwen3OmniForCausalLM"}
+# The names under which folders whose config.json names no class are in `PUBLISHED`; `model_type` tells some of them.
+KYUTAI_TTS, NAMED = "KyutaiTTS", {"fish_qwen3_omni": "FishQwen3OmniForCausalLM", "personaplex": "PersonaPlex"}
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # Hub id of a model -> Hub id of the smaller model of its family that drafts for it.
 PAIRS = {
@@ -101,7 +102,7 @@ def is_speech_folder(folder: Path) -> bool:
 def published(folder: Path) -> str | None:
     """The key of a folder in `PUBLISHED`, or None."""
     config = read_json(folder / "config.json")
-    name = KYUTAI_TTS if is_kyutai_tts(config) else FISH_S2.get(str(config.get("model_type"))) or architecture(folder)
+    name = KYUTAI_TTS if is_kyutai_tts(config) else NAMED.get(str(config.get("model_type"))) or architecture(folder)
     return name if name in PUBLISHED else None
 
 

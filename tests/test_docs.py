@@ -45,6 +45,13 @@ def test_names_and_paths_exist(page: Path) -> None:
     assert not [path for path in sorted(paths) if not (ROOT / path).exists() and "NAME" not in path]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_imported_names_exist(page: Path) -> None:
+    lines = re.findall(r"^ *(?:>>> )?from (mmspec(?:\.\w+)*) import \(?([\w, ]+)", page.read_text(), re.MULTILINE)
+    names = [f"{module}.{name.split()[0]}" for module, found in lines for name in found.split(",") if name.strip()]
+    assert not [name for name in names if not exists(name)]
+
+
 # `Class.method` in `folder/file.py`
 PLACE = re.compile(r"`([A-Za-z_][\w.]*)`\s+in\s+`((?:mmspec|vision|audio|kernels|metrics|tests)/[\w/]+\.py)`")
 

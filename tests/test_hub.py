@@ -266,6 +266,10 @@ FETCHED = [
     ),
     ({"config.json", "tokenizer.json", "processor_config.json", "pytorch_model-00001-of-00002.bin"}, {"teaser.png"}),
     ({"config.json", "model.pt"}, {"guardrail/video_content_safety_filter/safety_filter.pt", "output.mp4"}),
+    (
+        {"config.json", "model.safetensors", "tokenizer_spm_32k_3.model", "voices.tgz"},
+        {"tokenizer-e351c8d8-checkpoint125.safetensors", "dist.tgz"},
+    ),
 ]
 
 

@@ -53,7 +53,7 @@ NOT: Mapping[str, str] = {
     "outetts.InterfaceHF": "the package's repetition penalty does not run beside transformers 5, and its other engines "
     "are outside of PyTorch; mmspec.load decodes its folder",
     "TTS.BaseTTS": "of coqui-tts, XTTS is the model whose codes are drafted",
-    "moshi.LMGen": "each of its steps returns one frame; mmspec.load decodes the folder of a Kyutai TTS",
+    "moshi.LMGen": "each of its steps returns one frame; mmspec.load decodes the folder of a Kyutai TTS or PersonaPlex",
     "moshi.TTSModel": "each step of its loop returns one frame; mmspec.load decodes its folder",
     "audiocraft.MusicGen": "its layers keep keys that no rejected draft is cut from; MusicgenForConditionalGeneration "
     "of transformers, which is accelerated, reads the same facebook/musicgen-* folders",

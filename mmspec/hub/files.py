@@ -17,6 +17,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 # Formats of other libraries, states of training runs, classifiers of outputs, and demonstrations.
 _FOREIGN = re.compile(
     r".*\.(onnx|onnx_data|gguf|h5|msgpack|ot|tflite|mlmodel|engine|distcp|zip|tar|gz|mp4|gif|jpe?g|png|pdf|ipynb|py)"
+    r"|dist\.tgz"  # web pages
     r"|(optimizer|scheduler|training_args|rng_state)\S*\.(pt|pth|bin|safetensors)|trainer_state\.json|events\.out\..*"
 )
 _TRAINING = re.compile(r"(checkpoint-\d+|global_step\d+|runs|logs|guardrail|\.git.*)")

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
 from mmspec.files.documents import one_line
-from mmspec.limits import Limit
+from mmspec.limits import VOICE_SECONDS, Limit
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus")
 MAX_CHANNELS = 8
@@ -22,7 +22,7 @@ MAX_PEAK = 10
 _BLOCK = 65536  # samples at a time
 
 
-def read_audio(path: Path, limit: Limit) -> tuple[NDArray[np.float32], int]:
+def read_audio(path: Path, limit: Limit = VOICE_SECONDS) -> tuple[NDArray[np.float32], int]:
     """The samples of an audio file, float32 [channels, samples] in -1..1, and its sampling rate.
 
     The header is read first, and no more than the limit is read, whatever the header says.

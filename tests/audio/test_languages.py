@@ -15,7 +15,7 @@ from mmspec.audio.text import count_letters, ends_sentence, split_text
 from mmspec.errors import PromptError
 
 # Adapters that speak one language, or answer the text instead of speaking it.
-OTHERS = ("spoken", "soprano", "qwen2.5-omni", "qwen3-omni")
+OTHERS = ("spoken", "soprano", "personaplex", "qwen2.5-omni", "qwen3-omni")
 
 
 def letters(text: str) -> str:

@@ -28,6 +28,7 @@ import tiny_moss_local_v1
 import tiny_music
 import tiny_omni
 import tiny_outetts
+import tiny_personaplex
 import tiny_spark
 import tiny_speech
 import tiny_yue
@@ -99,6 +100,11 @@ CASES = {
         "voice cfg frames codebooks padding_between ahead",
         {"codec": tiny_kyutai.Codec()},
     ),
+    "personaplex": Case(
+        lambda folder: (str(tiny_personaplex.personaplex(folder)), tiny_personaplex.Letters()),
+        "voice",
+        {"codec": tiny_personaplex.Codec()},
+    ),
     "heartmula": Case(published(tiny_heartmula.write), "tags frames ahead", {"codec": Books(4, 40)}),
     "qwen3-tts": Case(
         published(lambda folder: golden_qwen3_tts.copy(folder, "custom_voice")),
@@ -157,6 +163,7 @@ REFUSED: dict[str, list[tuple[str, Any]]] = {
     "moss-local-1": [("repetition_penalty", 0.5), ("codebooks", 0), ("codebooks", 4), ("frames", 0)],
     "kyutai": [("frames", 0), ("cfg", "much"), ("cfg", 9), ("cfg", 1.54), ("codebooks", 9), ("voice", 3),
                ("padding_between", -1)],
+    "personaplex": [("voice", 3), ("voice", "x.pt")],
     "heartmula": [("frames", 0), ("tags", 3)],
     "qwen3-tts": [("frames", 0), ("ahead", 17), ("instruct", 3), ("non_streaming_mode", "no")],
     "qwen3-omni": [("frames", 0), ("ahead", 99), ("answer_tokens", 1), ("system", 3)],

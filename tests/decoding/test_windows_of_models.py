@@ -24,8 +24,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "yue": {"temperature": 0.0},
 }
 # Bark's stages are closed; a masked model has no windows; latents have no logits; frames come one by one.
-WITHOUT = {"bark", "magnet", "pocket", "vibevoice", "moss-local-v1"}
-DEPTHS = ("csm", "fish-s2", "moss-local", "moss-local-v1", "kyutai-tts", "qwen3-tts", "heartmula", "qwen3-omni")
+WITHOUT = {"bark", "magnet", "pocket", "vibevoice", "moss-local-v1", "personaplex"}
+DEPTHS = (
+    "csm", "fish-s2", "moss-local", "moss-local-v1", "kyutai-tts", "personaplex", "qwen3-tts", "heartmula",
+    "qwen3-omni",
+)  # fmt: skip
 # Images that take long in engines.
 MORE = {name: Case(IMAGES[name], WORDS) for name in ("liquid", "emu3.5", "x-omni")}
 NAMES = [name for name in CASES if not name.endswith("ahead")]

@@ -32,6 +32,7 @@ import tiny_moss_local_v1
 import tiny_music
 import tiny_omni
 import tiny_outetts
+import tiny_personaplex
 import tiny_processors
 import tiny_soprano
 import tiny_spark
@@ -53,6 +54,7 @@ from mmspec.audio.models.flat.style import Style
 from mmspec.audio.models.heartmula import model
 from mmspec.audio.models.heartmula.model import Flavor
 from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.pipeline import TransformersPipeline
@@ -131,6 +133,14 @@ def _heartmula(folder: Path) -> Any:
 def _kyutai(folder: Path) -> Any:
     config = {"codec": tiny_kyutai.Codec(), "voice": tiny_kyutai.kyutai(folder) / "voice.safetensors", "cfg": 1.5}
     return mmspec.load(str(folder), processor=tiny_kyutai.Words(), config={**config, "frames": 20})
+
+
+def _personaplex(folder: Path) -> Any:
+    voice = ReferenceCodes("", tiny_personaplex.user(4, 7))
+    config = {"codec": tiny_personaplex.Codec(), "voice": voice}
+    pipe = mmspec.load(str(tiny_personaplex.personaplex(folder)), processor=tiny_personaplex.Letters(), config=config)
+    pipe.adapter.user = tiny_personaplex.user(6)
+    return pipe
 
 
 def _few(make: Make, tokens: int = 16) -> Make:
@@ -213,6 +223,7 @@ SPEECH: dict[str, Make] = {
     "moss-local": _published(tiny_moss_local.moss_local, codec=tiny_moss.Codec(), frames=5),
     "moss-local-v1": _published(tiny_moss_local_v1.moss_local_v1, codec=tiny_moss.Codec(), frames=5),
     "kyutai-tts": _kyutai,
+    "personaplex": _personaplex,
     "qwen3-tts": lambda folder: mmspec.load(
         str(golden_qwen3_tts.copy(folder / "model", "custom_voice")), config={"frames": 8}
     ),

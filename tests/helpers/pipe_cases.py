@@ -130,6 +130,7 @@ SOUND = {
     "kyutai-tts": Case(EVERY["kyutai-tts"]),
     "kyutai-tts-ahead": Case(ahead("kyutai-tts", 2), recipes=("scd",)),
     "kyutai-tts-voice": Case(kyutai_voice),
+    "personaplex": Case(EVERY["personaplex"]),
     "heartmula": Case(EVERY["heartmula"]),
     "qwen3-omni": Case(EVERY["qwen3-omni"], groups=3),
     "qwen2.5-omni": Case(EVERY["qwen2.5-omni"], groups=3),

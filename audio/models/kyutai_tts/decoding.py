@@ -106,7 +106,7 @@ class VoicedTarget(CausalTarget):
     SAME = (*CausalTarget.SAME, "_voice_length")
 
     def __init__(self, decoder: VoicedDecoder, cond: Prompt, uncond: Prompt | None, length: int, slack: int) -> None:
-        model, cell = decoder.model, 1 + decoder.model.config.codebooks
+        model, cell = decoder.model, 1 + len(decoder.model.emb)
         embed = model.embed_columns if uncond is None else partial(embed_guided, model)
         cell *= 1 + (uncond is not None)
         parts = Backbone(decoder, embed, model.text_linear, model.config.text_card_out, model.device, (cell,))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ FIXED: dict[str, tuple[Any, Any]] = {
     "quantize": (False, False),
     "lora": (False, False),
 }
+# Names of weights of one step along the depth.
+AT_STEPS = re.compile(r"(linears|depformer_(in|emb)|depformer\.layers\.\d+\.(gating|self_attn\.(in|out)_projs))\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,12 @@ class KyutaiConfig:
     Attributes:
         main: The transformer over the frames.
         depth: The one over the codes of a frame.
-        codebooks: K.
+        codebooks: K, those that the model makes.
+        user_books: Codebooks of a user, which the model reads after its own.
         card: Codes of a codebook.
         text_card: Text ids.
         text_card_out: Text ids that the model predicts.
-        delays: K delays of the codebooks, in frames.
+        delays: Delays of the codebooks, those of a user last, in frames.
         demuxed: Whether a text id stands for two.
         low_rank: Width of the tables of the depth's embeddings; None for its own.
         schedule: K numbers of the weights of the depth's steps.
@@ -101,6 +105,7 @@ class KyutaiConfig:
     main: Sizes
     depth: Sizes
     codebooks: int
+    user_books: int
     card: int
     text_card: int
     text_card_out: int
@@ -117,8 +122,13 @@ class KyutaiConfig:
     look_ahead: int
 
 
-def read_config(found: Mapping[str, Any], what: str) -> KyutaiConfig:
+def read_config(found: Mapping[str, Any], what: str, user_books: int = 0) -> KyutaiConfig:
     """Reads a `config.json`.
+
+    Args:
+        found: Its content.
+        what: The model, for errors.
+        user_books: Codebooks of a user, among those that the model reads.
 
     Raises:
         ModelError: If a value is missing, not allowed or not supported.
@@ -139,10 +149,10 @@ def read_config(found: Mapping[str, Any], what: str) -> KyutaiConfig:
     for name, (default, only) in {**FIXED, "cross_attention": (False, bool(cross))}.items():
         if (given := found.get(name, default)) != only:
             raise ModelError(f"{what} has {name}={shown(given)}; {only!r} is supported")
-    books = value("n_q")
+    books, read = value("n_q", least=user_books + 1) - user_books, value("n_q")
     schedule = found.get("depformer_weights_per_step_schedule") or list(range(books))
     delays = found.get("delays")
-    for name, numbers, count in (("delays", delays, books + 1), ("schedule", schedule, books)):
+    for name, numbers, count in (("delays", delays, read + 1), ("schedule", schedule, books)):
         listed = numbers if isinstance(numbers, list) else []
         if len(listed) != count or not all(type(n) is int and 0 <= n < 256 for n in listed):
             raise ModelError(f"{what} has {name}={shown(numbers)}; it must be {count} integers")
@@ -191,6 +201,7 @@ def read_config(found: Mapping[str, Any], what: str) -> KyutaiConfig:
         main=sizes,
         depth=depths,
         codebooks=books,
+        user_books=user_books,
         card=value("card", least=2),
         text_card=text_card,
         text_card_out=value("text_card_out", text_card, least=4),
@@ -332,7 +343,7 @@ class KyutaiTTS(nn.Module):
         self.config = config
         dim, depth, books, ids = config.main.dim, config.depth.dim, config.codebooks, config.card + 1
         steps = max(config.schedule) + 1
-        self.emb = nn.ModuleList(Embedding(ids, dim) for _ in range(books))
+        self.emb = nn.ModuleList(Embedding(ids, dim) for _ in range(books + config.user_books))
         self.text_emb = Embedding(config.text_card + 1, dim, None, config.demuxed)
         self.text_linear = nn.Linear(dim, config.text_card_out, bias=False)
         self.transformer = Layers([MainLayer(config.main, config.voice is not None) for _ in range(config.main.layers)])
@@ -356,7 +367,7 @@ class KyutaiTTS(nn.Module):
         return self.text_linear.weight.dtype
 
     def embed_columns(self, columns: Tensor) -> Tensor:
-        """Columns int64 [..., 1 + K] of a text id and codes to embeddings [..., D]; -1 is zero."""
+        """Columns int64 [..., 1 + K + user_books] of a text id and codes to embeddings [..., D]; -1 is zero."""
         embeds: Tensor = self.text_emb(columns[..., 0])
         for table, codes in zip(self.emb, columns[..., 1:].unbind(-1), strict=True):
             embeds = embeds + table(codes)
@@ -419,25 +430,36 @@ def attend(x: Tensor, heads: int, mask: Tensor | None, cache: SlotCache, layer: 
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
-def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> KyutaiTTS:
+def read_model(
+    folder: Path,
+    device: str,
+    dtype: torch.dtype | str,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    user_books: int = 0,
+) -> KyutaiTTS:
     """The model in a published folder, in evaluation mode.
 
     Args:
         folder: Contains `config.json` and the weights that it names.
         device: Where to put the model.
         dtype: The type of its weights, or "auto" for that of the files.
+        defaults: What `config.json` leaves out.
+        user_books: See `read_config`; the weights of steps that would make these codes are left out.
 
     Raises:
         ModelError: If files are missing, damaged or of another model.
     """
-    what, found = f"model {str(folder)!r}", read_json(folder / "config.json")
+    what, found = f"model {str(folder)!r}", {**defaults, **read_json(folder / "config.json")}
     name = found.get("moshi_name", "model.safetensors")
     if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
         raise ModelError(f"{what} has no weights; there must be {shown(name)}, which its config.json names")
     state = read_tensors(folder / name, "model")
     with building(what, "a Kyutai TTS"):
-        model = KyutaiTTS(read_config(found, what))
+        model = KyutaiTTS(read_config(found, what, user_books))
     used = split_steps({key: value for key, value in state.items() if not key.startswith("extra_heads.")})
+    if user_books:
+        kept = model.state_dict().keys()
+        used = {key: value for key, value in used.items() if key in kept or not AT_STEPS.match(key)}
     load_tensors(what, used, model, device, dtype)
     return model.requires_grad_(False).eval()
 
