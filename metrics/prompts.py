@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
@@ -74,16 +73,6 @@ SCENES = (
 )
 # Of models whose prompts differ from those of other models of their kind.
 BY_MODEL = {"scenes": SCENES, "spoken": SPEECH}
-
-
-def builtin_prompts(model: str, pipe: Any) -> Sequence[str]:
-    """The prompts of a pipeline for which none were given; those of a class-conditional one are numbers of classes."""
-    from mmspec.pipeline import makes_audio  # both import torch, which reading prompts does not need
-    from mmspec.vision.class_prompts import class_count
-
-    if (classes := class_count(pipe)) is not None:
-        return tuple(str(i) for i in range(0, classes, -(-classes // len(BUILTIN))))
-    return BY_MODEL.get(model, SPEECH if makes_audio(pipe) else BUILTIN)
 
 
 def read_prompts(source: str, limit: int | None = None, builtin: Sequence[str] = BUILTIN) -> list[str]:

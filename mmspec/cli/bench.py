@@ -12,6 +12,7 @@ import typer
 
 from mmspec import limits
 from mmspec.cli.bench_steps import bench_steps
+from mmspec.cli.builtin_prompts import builtin_prompts
 from mmspec.cli.exactness_gate import gate_on
 from mmspec.cli.limited import say_limit
 from mmspec.cli.model_options import DType, Weights
@@ -92,7 +93,7 @@ def bench_image(
     chosen, sizes = _plan(recipes, batch, output)
 
     from mmspec.metrics.bench.recipes import SamplingOverrides
-    from mmspec.metrics.prompts import builtin_prompts, read_prompts
+    from mmspec.metrics.prompts import read_prompts
 
     texts = read_prompts(prompts, limit)  # before the model is loaded, which takes longer
     pipe = load_image_generator(model, device, drafter, dtype=dtype)

@@ -13,6 +13,7 @@ import typer
 
 from mmspec import limits
 from mmspec.cli.bench import Prompts, split_recipes
+from mmspec.cli.builtin_prompts import builtin_prompts
 from mmspec.cli.model_options import DType, Weights
 from mmspec.cli.options import (
     Device,
@@ -82,7 +83,7 @@ def bench_predict(
 
     from mmspec.metrics.bench.predict import calls, predict
     from mmspec.metrics.bench.recipes import SamplingOverrides
-    from mmspec.metrics.prompts import builtin_prompts, read_prompts
+    from mmspec.metrics.prompts import read_prompts
 
     pipe = load_pipeline(model, device, drafter, dtype)
     if prompt is None:

@@ -12,10 +12,11 @@ import pytest
 import mmspec
 from mmspec.cli.app import main
 from mmspec.cli.bench_predict import page, telling
+from mmspec.cli.builtin_prompts import builtin_prompts
 from mmspec.decoding.stats import PARTS, RowStats, Stats
 from mmspec.errors import ArgumentError
 from mmspec.metrics.bench.predict import TIMED, at_widths, calls, interpolated, predict
-from mmspec.metrics.prompts import BUILTIN, SCENES, builtin_prompts
+from mmspec.metrics.prompts import BUILTIN, SCENES
 from mmspec.recipes import Recipe, parse
 
 SCD, SJD, RECYCLE = (parse(name) for name in ("scd", "sjd", "recycle"))
