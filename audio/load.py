@@ -66,6 +66,8 @@ PUBLISHED = {
     "MossTTSLocalModel": "mmspec.audio.models.moss_local.speech:from_folder",
     "HiggsMultimodalQwen3ForConditionalGeneration": "mmspec.audio.models.higgs_v3.speech:from_folder",
     "FishQwen3OmniForCausalLM": "mmspec.audio.models.fish_s2.speech:from_folder",
+    "StepAudio2ForCausalLM": "mmspec.audio.models.flat.step_audio2:from_folder",
+    "MiniCPMO": "mmspec.audio.models.codec_lm.minicpm_o:from_folder",
     "KyutaiTTS": "mmspec.audio.models.kyutai_tts.speech:from_folder",
     "PersonaPlex": "mmspec.audio.models.personaplex.speech:from_folder",
 }

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mmspec.audio.codec import Codec
+from mmspec.errors import ArgumentError
 from mmspec.files.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.hf.folder import BUFFERS, read_json
 
@@ -46,6 +47,22 @@ class PublishedFolder:
         """The model, which `read` reads from a folder."""
         return read(self.folder, self.device, self.dtype)
 
+    def needed_codec(self, family: str, name: str) -> Codec:
+        """The codec, of a family that is published without one.
+
+        Args:
+            name: The codec to pass, for the error.
+
+        Raises:
+            ArgumentError: If there is none.
+        """
+        if self.codec is None:
+            raise ArgumentError(
+                f"{family} comes without a codec; pass one around {name} as config={{'codec': ...}} "
+                "(mmspec.audio.codec.Codec)"
+            )
+        return self.codec
+
     def draft_model(self, read: Callable[[Path, str, torch.dtype | str], Model]) -> Model | None:
         """The draft model, if one is given."""
         return None if self.draft is None else read(self.draft, self.device, self.dtype)
@@ -58,6 +75,7 @@ def read_published(
     kind: str,
     build: Callable[[Mapping[str, Any], str], Module],
     renamed: Callable[[str], str] = str,
+    unread: tuple[str, ...] = (),
 ) -> Module:
     """The model in a published folder, in evaluation mode.
 
@@ -68,6 +86,7 @@ def read_published(
         kind: What the folder should contain, for errors, such as "a MOSS-TTS-Local".
         build: Maps the content of `config.json`, and the folder's name for errors, to the model.
         renamed: Maps the name of a published tensor to that of the model's.
+        unread: Prefixes of published names that the model does not need.
 
     Raises:
         ModelError: If files are missing, damaged or of another model.
@@ -76,6 +95,7 @@ def read_published(
     check_depths(what, found, len(state))
     with building(what, kind):
         model = build(found, what)
-    used = {renamed(name): value for name, value in state.items() if not BUFFERS.search(name)}
+    own = {name: value for name, value in state.items() if not name.startswith(unread) and not BUFFERS.search(name)}
+    used = {renamed(name): value for name, value in own.items()}
     load_tensors(what, used, model, device, dtype)
     return model.requires_grad_(False).eval()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox
+from mmspec.audio.models.codec_lm.minicpm_o import TalkerRule
 from mmspec.decoding.layout import Layout
 from mmspec.hf.cache_name import cache_input
 from mmspec.recipes import parse
@@ -74,22 +75,29 @@ def test_greedy_matches_the_loop_of_chatterbox(recipe: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "recipe"), [("cosyvoice", "scd:window=3,start=left"), ("chatterbox", "sjd:window=4,start=random")]
+    ("name", "recipe"),
+    [
+        ("cosyvoice", "scd:window=3,start=left"),
+        ("chatterbox", "sjd:window=4,start=random"),
+        ("minicpm-o", "sjd:window=3"),
+    ],
 )
 def test_samples_follow_the_target_distribution(name: str, recipe: str) -> None:
-    model = codec_lm(3, placed=name == "chatterbox", spread=0.25)
-    settings = (
-        CodecLMSettings((RepetitionAware(0.7, 2, 2),), SamplingParams())
-        if name == "cosyvoice"
-        else chatterbox(0.9, 0.1, 0.95, 1.6)
-    )
+    codes = 4 if name == "minicpm-o" else 3  # its rule keeps three
+    model = codec_lm(codes, placed=name == "chatterbox", spread=0.25)
+    settings = {
+        "cosyvoice": CodecLMSettings((RepetitionAware(0.7, 2, 2),), SamplingParams()),
+        "chatterbox": chatterbox(0.9, 0.1, 0.95, 1.6),
+        "minicpm-o": CodecLMSettings((TalkerRule(0.9, 0, 0.6, 1.4, 2),), SamplingParams()),
+    }[name]
 
     def make(batch_size: int, window: int) -> Any:
         cond, uncond = prompts([4]) * batch_size, prompts([2]) * batch_size if name == "chatterbox" else None
         return model.target(cond, uncond, 4, window, settings, torch.zeros(batch_size, 1, dtype=torch.int64))
 
-    # Token 2 ends the stream, after 2 tokens at the earliest; the constraint forbids tokens that the processors leave.
-    allowed = torch.tensor([[True, True, False], [True, True, True]])
-    layout = Layout(4, constraint=Constraint((torch.arange(4) >= 2).long(), allowed), eos=frozenset({2}))
+    # The last ends the stream, after 2 tokens at the earliest; the constraint forbids tokens that the processors leave.
+    allowed = torch.ones(2, codes, dtype=torch.bool)
+    allowed[0, -1] = False
+    layout = Layout(4, constraint=Constraint((torch.arange(4) >= 2).long(), allowed), eos=frozenset({codes - 1}))
     found = check_samples(make, layout, recipe, settings.sampling, samples=6_000, batch=6_000)
     assert found.ok and found.tokens_per_call > 1, found

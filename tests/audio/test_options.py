@@ -22,6 +22,7 @@ import tiny_higgs_v3
 import tiny_kyutai
 import tiny_latents
 import tiny_magnet
+import tiny_minicpm_o
 import tiny_moss
 import tiny_moss_local
 import tiny_moss_local_v1
@@ -31,6 +32,7 @@ import tiny_outetts
 import tiny_personaplex
 import tiny_spark
 import tiny_speech
+import tiny_step_audio2
 import tiny_yue
 import torch
 from tiny_chatterbox import Levels, chatterbox, multilingual
@@ -150,6 +152,10 @@ CASES = {
     "cosyvoice": Case(
         published(lambda folder: cosyvoice(folder)[0]), "exclude_repeated voice", {"codec": Levels(CODES)}
     ),
+    "step-audio2": Case(
+        published(lambda folder: tiny_step_audio2.step_audio2(folder, 200)), "system", {"codec": Levels(6561)}
+    ),
+    "minicpm-o": Case(published(tiny_minicpm_o.minicpm_o), "system", {"codec": Levels(tiny_minicpm_o.CODES)}),
     "magnet": Case(published(tiny_magnet.write), "text_encoder steps"),
 }
 
@@ -168,6 +174,8 @@ REFUSED: dict[str, list[tuple[str, Any]]] = {
     "qwen3-tts": [("frames", 0), ("ahead", 17), ("instruct", 3), ("non_streaming_mode", "no")],
     "qwen3-omni": [("frames", 0), ("ahead", 99), ("answer_tokens", 1), ("system", 3)],
     "qwen2.5-omni": [("frames", 0), ("answer_tokens", 1), ("system", 3), ("speaker", "unknown")],
+    "step-audio2": [("system", 3)],
+    "minicpm-o": [("system", 3)],
     "csm": [("ahead", -1), ("ahead", 17), ("ahead", "2")],
     "higgs": [("scene", 3)],
 }  # fmt: skip

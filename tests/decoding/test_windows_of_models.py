@@ -20,7 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {"top_p": 1.0, "min_p": 0.0} for name in ("chatterbox", "chatterbox-multilingual")},
     **SIZES,
     "glm": {"height": 32, "width": 32},
-    "chatterbox-turbo": {"top_p": 1.0, "top_k": 0},
+    **{name: {"top_p": 1.0, "top_k": 0} for name in ("chatterbox-turbo", "minicpm-o")},
     "yue": {"temperature": 0.0},
 }
 # Bark's stages are closed; a masked model has no windows; latents have no logits; frames come one by one.

@@ -25,6 +25,7 @@ import tiny_kani
 import tiny_kyutai
 import tiny_latents
 import tiny_magnet
+import tiny_minicpm_o
 import tiny_models
 import tiny_moss
 import tiny_moss_local
@@ -37,6 +38,7 @@ import tiny_processors
 import tiny_soprano
 import tiny_spark
 import tiny_speech
+import tiny_step_audio2
 import tiny_xomni
 import tiny_yue
 import torch
@@ -175,6 +177,14 @@ def _chatterbox(write: Callable[[Path], Any], **config: Any) -> Make:
     return make
 
 
+def _minicpm_o(folder: Path) -> Any:
+    """With at most 12 codes."""
+    pipe = mmspec.load(str(tiny_minicpm_o.minicpm_o(folder)), config={"codec": Levels(tiny_minicpm_o.CODES)})
+    prompt = pipe.adapter.frontend.prompt
+    pipe.adapter.frontend.prompt = lambda text: replace(prompt(text), min_codes=3, max_codes=12)
+    return pipe
+
+
 def _pocket(_: Path) -> Any:
     model = tiny_latents.tiny("pocket")
     model.generation_config.temperature, model.generation_config.do_sample = 0.7, True
@@ -210,6 +220,7 @@ SPEECH: dict[str, Make] = {
     "soprano": _few(_published(tiny_soprano.soprano)),
     "spark": _few(_spark, 48),
     "outetts": _few(_outetts),
+    "step-audio2": _few(_published(lambda at: tiny_step_audio2.step_audio2(at, 200), codec=Levels(6561))),
     "kani": _few(_kani),
     "bark": lambda _: mmspec.load(tiny_speech.bark(), processor=_Bark()),
     "csm": lambda _: mmspec.load(tiny_speech.csm(codes=8), processor=tiny_speech.tokenizer(), config={"frames": 8}),
@@ -231,6 +242,7 @@ SPEECH: dict[str, Make] = {
     "chatterbox-turbo": _chatterbox(tiny_chatterbox.turbo),
     "chatterbox-multilingual": _chatterbox(tiny_chatterbox.multilingual, language="fr"),
     "cosyvoice": _published(lambda at: tiny_cosyvoice.cosyvoice(at / "c")[0], codec=Levels(tiny_cosyvoice.CODES)),
+    "minicpm-o": _minicpm_o,
     "pocket": _pocket,
     "vibevoice": lambda _: mmspec.load(
         tiny_latents.vibevoice(), processor=tiny_latents.vibevoice_processor(), config={"frames": 2}

@@ -113,7 +113,7 @@ IMAGES = {
 }
 SOUND = {
     "flat": Case(EVERY["flat"], [*TEXTS[:4], "one two six. seven. eight three"], mixed, TWO),
-    **{name: Case(EVERY[name]) for name in ("soprano", "outetts", "kani", "ace-step")},
+    **{name: Case(EVERY[name]) for name in ("soprano", "outetts", "kani", "ace-step", "step-audio2")},
     "yue": Case(EVERY["yue"], SONGS),
     "csm": Case(csm(0), TEXTS, mixed, ("scd:window=4", "draft:window=3", "plain")),
     "csm-ahead": Case(csm(2), TEXTS, recipes=TWO),
@@ -138,6 +138,7 @@ SOUND = {
     "chatterbox-turbo": Case(EVERY["chatterbox-turbo"], **OWN_BATCHES),
     "chatterbox-multilingual": Case(EVERY["chatterbox-multilingual"]),
     "cosyvoice": Case(EVERY["cosyvoice"], ["ab", "c", "abc", "d"], lambda i: {"temperature": 1 - i % 2 / 10}, groups=2),
+    "minicpm-o": Case(EVERY["minicpm-o"], **OWN_BATCHES),
     "dia": Case(EVERY["dia"], TEXTS, recipes=TWO),
     "higgs": Case(EVERY["higgs"], TEXTS, mixed, TWO),
     "higgs-v3": Case(EVERY["higgs-v3"]),

@@ -165,11 +165,13 @@ class MarkedCodes:
 
     Attributes:
         firsts: The id of entry 0 of each codebook.
-        codes: Entries per codebook; the id after the last one is read as the last.
+        codes: Entries per codebook.
+        ids: Ids per codebook; those after the entries are read as the last.
     """
 
     firsts: tuple[int, ...]
     codes: int
+    ids: int
 
     @property
     def codebooks(self) -> int:
@@ -178,7 +180,7 @@ class MarkedCodes:
 
     def frames(self, ids: Tensor) -> Tensor:
         """The frames int64 [K, F] of ids int64 [n]; codes without those of the other codebooks are left out."""
-        books = [ids[(ids >= first) & (ids <= first + self.codes)] - first for first in self.firsts]
+        books = [ids[(ids >= first) & (ids < first + self.ids)] - first for first in self.firsts]
         count = min(len(book) for book in books)
         return torch.stack([book[:count] for book in books]).clamp(max=self.codes - 1)
 

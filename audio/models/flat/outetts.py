@@ -76,7 +76,7 @@ def outetts_style(config: Any, tokenizer: Any, speaker: Mapping[str, Any] | None
         (RepetitionPenalty(1.1, last=64),),
         tokens=3000,  # 20 seconds at most: two codes per frame, and the words
         letters=180,
-        marked=MarkedCodes(tuple(firsts), CODES),
+        marked=MarkedCodes(tuple(firsts), CODES, CODES + 1),
     )
 
 

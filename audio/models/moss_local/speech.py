@@ -22,7 +22,6 @@ from mmspec.audio.models.moss_tts.message import (
     MossPart,
     MossSpeaker,
     Options,
-    needed_codec,
     read_options,
 )
 from mmspec.audio.published_folder import PublishedFolder
@@ -137,7 +136,7 @@ def named(value: str | int | None) -> str:
 def from_folder(source: PublishedFolder) -> MossLocalAdapter:
     """The adapter of a published folder; see `PublishedFolder`."""
     options = read_options(LocalOptions, source.options, "MOSS-TTS-Local", (("ahead", 0, MAX_AHEAD),))
-    codec = needed_codec(source.codec, "MOSS-TTS-Local", "MOSS-Audio-Tokenizer-v2")
+    codec = source.needed_codec("MOSS-TTS-Local", "MOSS-Audio-Tokenizer-v2")
     tokenizer = tokenizer_of(source.processor, source.folder)
     model, draft_model = source.model(read_model), source.draft_model(read_model)
     return MossLocalAdapter(model, tokenizer, codec, options, draft_model)

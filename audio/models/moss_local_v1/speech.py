@@ -21,7 +21,6 @@ from mmspec.audio.models.moss_tts.message import (
     MossSpeaker,
     Options,
     chat_prompt,
-    needed_codec,
     read_options,
 )
 from mmspec.audio.published_folder import PublishedFolder
@@ -123,7 +122,7 @@ def from_folder(source: PublishedFolder) -> MossLocalV1Adapter:
     penalty: Any = options.repetition_penalty
     if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or not 1 <= penalty <= 10:
         raise ArgumentError(f"repetition_penalty={shown(penalty)} is not allowed; it must be a number, 1 to 10")
-    codec = needed_codec(source.codec, "MOSS-TTS-Local", "MOSS-Audio-Tokenizer")
+    codec = source.needed_codec("MOSS-TTS-Local", "MOSS-Audio-Tokenizer")
     tokenizer = tokenizer_of(source.processor, source.folder)
     model, draft_model = source.model(read_model), source.draft_model(read_model)
     return MossLocalV1Adapter(model, tokenizer, codec, options, draft_model)

@@ -208,17 +208,3 @@ def chat_prompt(
         first = int((ids == start).nonzero()[0]) + 1
         columns[first : first + len(voice)] = voice
     return ids, columns
-
-
-def needed_codec(codec: Codec | None, family: str, name: str) -> Codec:
-    """The codec.
-
-    Raises:
-        ArgumentError: If there is none.
-    """
-    if codec is None:
-        raise ArgumentError(
-            f"{family} comes without a codec; pass one around {name} as config={{'codec': ...}} "
-            "(mmspec.audio.codec.Codec)"
-        )
-    return codec

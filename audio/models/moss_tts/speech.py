@@ -19,7 +19,6 @@ from mmspec.audio.models.moss_tts.message import (
     MossSpeaker,
     Options,
     chat_prompt,
-    needed_codec,
     read_options,
 )
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
@@ -112,6 +111,6 @@ def from_folder(source: PublishedFolder) -> MossSpeaker:
     if is_local_v1(read_json(source.folder / "config.json")):
         return moss_local_v1(source)
     options = read_options(Options, source.options, "MOSS-TTS")
-    codec = needed_codec(source.codec, "MOSS-TTS", "MOSS-Audio-Tokenizer")
+    codec = source.needed_codec("MOSS-TTS", "MOSS-Audio-Tokenizer")
     tokenizer = tokenizer_of(source.processor, source.folder)
     return MossAdapter(source.model(read_model), tokenizer, codec, options, source.draft_model(read_model))
