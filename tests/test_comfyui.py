@@ -15,6 +15,7 @@ from image_pipelines import llamagen
 from PIL import Image
 
 import mmspec
+from mmspec.errors import ArgumentError
 
 
 @pytest.fixture
@@ -119,6 +120,8 @@ def test_audio(nodes: dict[str, Any], comfy: dict[str, Any]) -> None:
     assert audio["sample_rate"] == pipe.sampling_rate and audio["waveform"].ndim == 3
     assert torch.equal(audio["waveform"][0], torch.as_tensor(pipe("two", seed=1, voice="high").audio))
     assert stats.target_calls and comfy["updates"]
+    with pytest.raises(ArgumentError, match="condition_on_previous_chunks=True is not possible: this model does not"):
+        run(nodes, "Speak", pipeline=pipe, text="one", seed=0, condition_on_previous_chunks=True)
 
 
 def test_nodes_run_without_comfyui(nodes: dict[str, Any]) -> None:

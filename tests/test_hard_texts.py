@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from every_pipe import IMAGES, MUSIC, SIZES, SPEECH
 from hard_texts import HARD, endless
 
-from mmspec.errors import MMSpecError
+from mmspec.errors import MMSpecError, PromptError
 from mmspec.recipes import parse
 
 PLAIN = parse("plain")
@@ -58,6 +59,12 @@ def check(named: tuple[str, Any], texts: dict[str, str]) -> None:
 
 def test_hard_texts_give_jobs_or_one_line(named: tuple[str, Any]) -> None:
     check(named, HARD | endless(4000))
+    _, pipe = named
+    sized = {"output_type": "latent"} if named[0] in IMAGES else {}
+    for wrong in (7, True, 1.5, b"one"):
+        for door in (pipe, pipe.stream, lambda wrong, **options: pipe.read_request(wrong, options, PLAIN)):
+            with pytest.raises(PromptError, match=rf"^(text|prompt)=\[?{re.escape(repr(wrong))}\]? is "):
+                door(wrong, **sized)
 
 
 @pytest.mark.slow

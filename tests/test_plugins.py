@@ -97,7 +97,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("broken", "plug-in 'broken:INFO' cannot be loaded: ZeroDivisionError"),
         (
             "text",
-            "plug-in 'outside:TEXT' (mmspec.recipes) must be a mmspec.drafters.recipe_info.RecipeInfo, not 'text'",
+            "plug-in 'outside:TEXT' (mmspec.recipes) must be a mmspec.drafters.recipe_info.RecipeInfo",
         ),
         ("unfinished", "RecipeInfo has builders, but no knob for the number of tokens in a target call"),
         ("lost", "plug-in 'outside:missing' cannot be loaded: AttributeError"),

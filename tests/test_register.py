@@ -223,6 +223,7 @@ def test_a_generator_takes_them_and_another_process_is_told(everything: None) ->
             ("recipe", "x", Repeat),
             "component=<class Repeat> is not allowed for kind='recipe'; it must be a mmspec.drafters.recipe_info.Rec",
         ),
+        (("recipe", "x", "scd:window=8"), "(knobs are set where a recipe is named, as in 'scd:window=32')"),
         (("rule", "x", raised), "component=<function> is not allowed for kind='rule'; it must be a mmspec.rules.Rule"),
         (
             ("adapter", "X", Repeat),

@@ -52,7 +52,7 @@ def read_class(prompt: Any, class_labels: Any, count: int) -> Tensor:
     """The class of a request, int64 [1].
 
     Args:
-        prompt: A class id, as a number or as text; instead of `class_labels`.
+        prompt: A class id as text, such as "207"; instead of `class_labels`.
         class_labels: A class id.
         count: The number of classes.
 
@@ -60,8 +60,6 @@ def read_class(prompt: Any, class_labels: Any, count: int) -> Tensor:
         ArgumentError: If not exactly one class is given, or it is none of the model.
         PromptError: If a prompt is not the number of a class.
     """
-    if prompt is not None and class_labels is None and not isinstance(prompt, str):
-        prompt, class_labels = None, prompt
     labels = read_classes(prompt, class_labels, count)
     if len(labels) != 1:
         raise ArgumentError(f"a request has one class, not {len(labels)}; send one request for each")

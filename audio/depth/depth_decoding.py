@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.audio.depth.captured_depth import CapturedDepth
 from mmspec.decoding.assembly import build_rule, running_batch
@@ -31,10 +31,9 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Download, Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import Download
 
 
 class FrameModel(Protocol):
@@ -43,10 +42,12 @@ class FrameModel(Protocol):
     Attributes:
         codes: D, tokens of a frame after the first.
         device: Where its tensors are.
+        reader: The module that reads the windows, the depth decoder.
     """
 
     codes: int
     device: torch.device
+    reader: nn.Module
 
     def start(self) -> Logits:
         """Reads the prompts and returns the logits of the first token of frame 0, [B, 1, V]."""

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_target import DepthDecoder, DepthTarget
-from mmspec.decoding.ahead import read_window
 from mmspec.decoding.processed_target import LogitsProcessor
-from mmspec.decoding.target import cache_bytes
+from mmspec.decoding.target import cache_bytes, read_window
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import Numbers
@@ -42,6 +41,7 @@ class DepthFrames:
         codes: D, tokens of a frame after the first.
         vocab_size: V, of first tokens and codes alike.
         device: Where its tensors are.
+        reader: The depth decoder.
     """
 
     ROWS: ClassVar[RowNames] = ("_target", "_length", PerRow("_firsts", fill=-1))
@@ -62,6 +62,7 @@ class DepthFrames:
         self.codes = decoder.codebooks - 1
         self.device = backbone.device
         self._backbone, self._decoder, self._processors = backbone, decoder, tuple(processors)
+        self.reader = decoder.module
         rows = len(prompt.mask)
         self._length = Numbers(np.zeros(rows, dtype=np.int64))
         # One more frame than can be read: the decoding loop may look at the end of the last window.
@@ -70,7 +71,7 @@ class DepthFrames:
         backbone = replace(backbone, cell=(decoder.codebooks,))
         self._target = with_cuda_graphs(CausalTarget(backbone, prompt, uncond, length, slack))
         # A window of `slack` frames that begins inside of a frame touches one more.
-        self._graphs = DepthGraphs(decoder.module, rows * (1 + slack))
+        self._graphs = DepthGraphs(self.reader, rows * (1 + slack))
 
     def start(self) -> Logits:
         return self._processed(self._target.prefill(), Numbers(np.full((len(self._firsts), 1), -1)))

@@ -29,12 +29,11 @@ from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.decoding.windows import NOTHING
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
-from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.numbers import Download, Numbers, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Verdict, sampled
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import Download
 
 
 class FrameBatch:
@@ -196,6 +195,6 @@ class PreparedFrames:
         recipe = with_window(recipe, model)
         policy = window_policy(recipe, [spec.rest] * count, count, self.resources, tokens)
         draft = self.draft if recipe.needs_draft_model else None
-        meter = Meter(model.device, count)
+        meter = Meter(model.device, count, window=recipe.window)
         first, rest = [spec.first] * count, [spec.rest] * count
         return FrameBatch(model, draft, recipe, state, first, rest, policy, meter, watch.on_step)

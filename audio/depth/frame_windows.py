@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,38 +28,38 @@ from mmspec.audio.depth.depth_decoding import (
     given_constraint,
     refuse_entropy,
 )
-from mmspec.batching.request import PreparedRows
-from mmspec.decoding.adaptive_window import AdaptiveWindows
-from mmspec.decoding.default_window import USUAL
+from mmspec.decoding.assembly import PreparedRows
+from mmspec.decoding.default_window import window_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.decoding.target import cache_bytes
+from mmspec.decoding.window_policy import AdaptiveWindows
 from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.numbers import Numbers, on_device, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import on_device
 
 MAX_AHEAD = 16  # frames in a window
 NO_HEADS: Mapping[str, Head] = MappingProxyType({})
 
 
-def frames_ahead(ahead: int, size: int, recipe: Recipe) -> int:
+def frames_ahead(ahead: int, size: int, recipe: Recipe, model: Any) -> int:
     """Frames in a window of a recipe; 0 keeps windows inside a frame.
 
     Args:
         ahead: The frames that the user asks for. A recipe that drafts with a frame head has at least its own window,
-            or the usual one if it names none, rounded up to whole frames.
+            or the default one if it names none, rounded up to whole frames.
         size: Tokens of a frame.
+        model: The model that reads the windows.
     """
-    width = USUAL if recipe.window_by_model else recipe.window
-    own = min(max(-(-(width - 1) // size), 1), MAX_AHEAD) if recipe.drafts_frames else 0
-    return max(ahead, own)
+    if not recipe.drafts_frames:
+        return ahead
+    return max(ahead, min(max(-(-(window_of(recipe, model) - 1) // size), 1), MAX_AHEAD))
 
 
 class FrameWindowModel(Protocol):

@@ -116,15 +116,25 @@ class Speak:
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
         text = ("STRING", {"multiline": True, "default": "please turn on the red light in the kitchen"})
-        optional = {"recipe": (RECIPE,), "voice": ("STRING", {"default": ""})}
+        optional = {
+            "recipe": (RECIPE,), "voice": ("STRING", {"default": ""}),
+            "condition_on_previous_chunks": ("BOOLEAN", {"default": False}),
+        }  # fmt: skip
         return {"required": {"pipeline": (PIPE,), "text": text, "seed": SEED}, "optional": optional}
 
     def speak(
-        self, pipeline: Any, text: str, seed: int, recipe: str | None = None, voice: str = ""
+        self,
+        pipeline: Any,
+        text: str,
+        seed: int,
+        recipe: str | None = None,
+        voice: str = "",
+        condition_on_previous_chunks: bool = False,
     ) -> tuple[dict[str, Any], Any]:
         progress = Progress()
         out = pipeline(
             text, voice=voice or None, seed=seed, recipe=recipe,
+            condition_on_previous_chunks=condition_on_previous_chunks,
             on_step=lambda step: progress.update(step.committed, step.total),
         )  # fmt: skip
         return {"waveform": torch.from_numpy(out.audio)[None], "sample_rate": out.sampling_rate}, out.stats

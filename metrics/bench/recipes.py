@@ -82,6 +82,7 @@ class BenchRun:
         nfe: Batched target calls.
         tokens_per_call: Per row.
         tv_bound: The bound that a relaxed rule reports, per token.
+        window: Tokens of the widest window; 0 if unknown.
     """
 
     recipe: str
@@ -94,6 +95,7 @@ class BenchRun:
     nfe: int
     tokens_per_call: float
     tv_bound: float
+    window: int
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,7 @@ def _run(name: str, batch: int, repeat: int, calls: Sequence[tuple[float, Stats]
         nfe=sum(stat.target_calls for stat in stats),
         tokens_per_call=sum(stat.tokens for stat in stats) / sum(stat.tokens / stat.tokens_per_call for stat in stats),
         tv_bound=sum(stat.tv_bound * stat.tokens for stat in stats) / sum(stat.tokens for stat in stats),
+        window=stats[0].window,
     )
 
 

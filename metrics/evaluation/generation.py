@@ -16,6 +16,7 @@ from mmspec.bulk.rows import row_stats
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import Step
 from mmspec.environment.distributed import ProcessGroup
+from mmspec.errors import ArgumentError
 from mmspec.files.folders import make_folder
 from mmspec.metrics.bench.pipe import Pipe
 from mmspec.metrics.evaluation.config import EvalConfig
@@ -107,10 +108,12 @@ def generate(
         metrics: What the samples are for; checked against the first one.
 
     Raises:
-        ArgumentError: If a metric cannot be computed from what the pipeline generates.
+        ArgumentError: If a metric cannot be computed from what the pipeline generates, or the width of a recipe's
+            windows is not that of its finished samples.
     """
     journal = Journal(folder, processes.rank)
     done = journal.read()
+    windows = {record.recipe: record.window for record in done.values() if record.window}
     warm: set[object] = set()
     for i, lists in processes.shard(list(enumerate(wanted))):
         turn = i % len(lists)
@@ -126,7 +129,14 @@ def generate(
                     with suppress(_Prepared):
                         _call(pipe, config, missing, stop_after=_PREPARING_CALLS)
                 warm |= {like, prepared}
-                journal.append(_write(folder, missing, _call(pipe, config, missing)))
+                call, recipe = _call(pipe, config, missing), missing[0][0]
+                now = call.stats.window
+                if now != (before := windows.setdefault(recipe, now)):
+                    raise ArgumentError(
+                        f"-o/--output: '{folder}' holds results of {recipe!r} with windows of {before} tokens, which "
+                        f"has {now} now; name another folder"
+                    )
+                journal.append(_write(folder, missing, call))
             if on_sample is not None:
                 for key in group:
                     on_sample(key)
@@ -236,6 +246,7 @@ def _records(group: Sequence[Key], call: _PipelineCall) -> list[SampleRecord]:
             grid=_grid(medium, row.tokens),
             length=medium.seconds if isinstance(medium, AudioClip) else None,
             notes=notes,
+            window=stats.window,
         )
         for (recipe, prompt, seed), medium, row, gains, notes in zip(
             group, call.media, row_stats(stats, count), call.gains, call.notes, strict=True

@@ -39,6 +39,7 @@ class SampleRecord:
         grid: Tokens per row of the image; None if its tokens form no grid, such as those of audio.
         length: Seconds of audio; None for an image.
         notes: Remarks on it, such as that it was cut at its limit.
+        window: Tokens of the widest window; 0 if unknown.
     """
 
     recipe: str
@@ -61,6 +62,7 @@ class SampleRecord:
     grid: Width | None
     length: Quantity | None
     notes: list[str] = field(default_factory=list)
+    window: Count = 0
 
     @property
     def key(self) -> Key:

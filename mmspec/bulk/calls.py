@@ -27,6 +27,7 @@ class GeneratedSample:
         stats: What the sample cost.
         seconds: Its share of the wall-clock time of its call.
         notes: Remarks on it, such as that it was cut at its limit.
+        window: Tokens of the widest window; 0 if unknown.
     """
 
     request: SampleRequest
@@ -36,6 +37,7 @@ class GeneratedSample:
     stats: RowStats
     seconds: float
     notes: list[str] = field(default_factory=list)
+    window: int = 0
 
     @property
     def suffix(self) -> str:
@@ -84,7 +86,7 @@ def generate_batch(pipe: Any, requests: Sequence[SampleRequest]) -> list[Generat
     media, rows = media_of(output, len(requests)), row_stats(output.stats, len(requests))
     tokens = _tokens_of(output, len(requests))
     return [
-        GeneratedSample(request, str(recipe), medium, ids, row, seconds, notes)
+        GeneratedSample(request, str(recipe), medium, ids, row, seconds, notes, output.stats.window)
         for request, medium, ids, row, notes in zip(
             requests, media, tokens, rows, notes_of(output, len(requests)), strict=True
         )

@@ -67,6 +67,7 @@ class SampleEntry:
         seconds: Its share of the wall-clock time of its call.
         length: Seconds of audio; None for an image.
         notes: Remarks on it, such as that it was cut at its limit.
+        window: Tokens of the widest window; 0 if unknown.
     """
 
     name: str
@@ -81,6 +82,7 @@ class SampleEntry:
     seconds: float
     length: float | None
     notes: list[str] = field(default_factory=list)
+    window: int = 0
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,8 @@ class Generator:
         """Generates a sample per row.
 
         Args:
-            batch: Columns of equal length: `prompt`, and any of `seed`, `id`, `recipe`, `temperature`, `top_k`,
-                `top_p`, `guidance_scale`, `negative_prompt`, `height`, `width` and `voice`, whose values, where they
-                are not None, replace those of the constructor. Other columns are passed on.
+            batch: Columns of equal length: `prompt`, and any of the other keys of a line of prompts (docs/scale.md),
+                whose values, where they are not None, replace those of the constructor. Other columns are passed on.
 
         Returns:
             The columns of `batch`, with these set: `name`, which depends on prompt, seed, id and settings only; `seed`,

@@ -45,6 +45,7 @@ class SampleSettings:
         voice: A voice of a speech model.
         min_p: Keeps the tokens at least this much as likely as the most likely one, 0 all.
         typical_p: Keeps the most typical tokens of this total probability, 1 all.
+        condition_on_previous_chunks: Whether each part of a long text continues the one before it.
     """
 
     recipe: str | None = None
@@ -58,6 +59,7 @@ class SampleSettings:
     voice: str | None = None
     min_p: Finite | None = None
     typical_p: Finite | None = None
+    condition_on_previous_chunks: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Those that are not None, by name."""

@@ -58,9 +58,11 @@ def generate_missing(
     Raises:
         ArgumentError: If the pipeline does not accept a setting, or the output cannot be written.
     """
-    done = set[str]()
+    done, windows = set[str](), dict[str, int]()
     for each in folder.everyone():
-        done.update(entry.name for entry, _ in each.journal.read() if store.has(each, entry))
+        found = [entry for entry, _ in each.journal.read() if store.has(each, entry)]
+        done.update(entry.name for entry in found)
+        windows |= {entry.recipe: entry.window for entry in found if entry.window}
     pending = [request for request in requests if request.name not in done]
     before = len(requests) - len(pending)
     folder.note_start(RunStart(len(requests), before, folder.journal.count()))
@@ -74,6 +76,10 @@ def generate_missing(
         log.info("%d samples in %.2f s, %d refused", len(samples), seconds, len(refused))
         entries = []
         for sample in samples:
+            if sample.window != (earlier := windows.setdefault(sample.recipe, sample.window)):
+                text = "earlier samples of %r had windows of %d tokens, those from now on have %d: seeds differ by that"
+                log.warning(text, sample.recipe, earlier, sample.window)
+                windows[sample.recipe] = sample.window
             file = store.path(sample.request.name, sample.suffix)
             store.write(file, sample.encode(fingerprint))
             entries.append(_entry(sample, file))
@@ -105,4 +111,5 @@ def _entry(sample: GeneratedSample, file: str) -> SampleEntry:
         seconds=sample.seconds,
         length=sample.length,
         notes=sample.notes,
+        window=sample.window,
     )

@@ -24,6 +24,7 @@ from mmspec.cli.options import (
     MinP,
     Model,
     NegativePrompt,
+    PreviousChunks,
     Temperature,
     TopK,
     TopP,
@@ -41,8 +42,8 @@ def generate(
         typer.Option(
             show_default=False,
             help="A file with a prompt per line, or a JSON object with `prompt` and any of seed, id, recipe, "
-            "temperature, top_k, top_p, min_p, typical_p, guidance_scale, negative_prompt, height, width, voice; - is "
-            "stdin.",
+            "temperature, top_k, top_p, min_p, typical_p, guidance_scale, negative_prompt, height, width, voice, "
+            "condition_on_previous_chunks; - is stdin.",
         ),
     ] = None,
     output: Annotated[
@@ -85,6 +86,7 @@ def generate(
     height: Height = None,
     width: Width = None,
     voice: Annotated[str | None, typer.Option(show_default="the model's", help="One of the model's voices.")] = None,
+    condition_on_previous_chunks: PreviousChunks = False,
     drafter: Drafter = None,
     tokenizer: Tokenizer = None,
     codec: Codec = None,
@@ -122,8 +124,9 @@ def generate(
     check_format(format)
     chosen = None if recipe is None else str(read_recipe(recipe, None))
     settings = SampleSettings(
-        chosen, temperature, top_k, top_p, guidance_scale, negative_prompt, height, width, voice, min_p, typical_p
-    )
+        chosen, temperature, top_k, top_p, guidance_scale, negative_prompt, height, width, voice, min_p, typical_p,
+        condition_on_previous_chunks or None,
+    )  # fmt: skip
     options = read_config(config, style=style, draft_model=draft_model)
     mine = (Shard() if shard is None else read_shard(shard)).split(launched_shard())
     check_output(output)

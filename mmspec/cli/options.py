@@ -62,6 +62,13 @@ Width = Annotated[
 NegativePrompt = Annotated[
     str | None, typer.Option(show_default="the model's", help="What guidance leads away from, for models that take it.")
 ]
+PreviousChunks = Annotated[
+    bool,
+    typer.Option(
+        "--condition-on-previous-chunks",
+        help="Let each part of a long text continue the one before it, for models that clone from codes and text.",
+    ),
+]
 Window = Annotated[
     int | None,
     typer.Option(show_default="the recipe's", help="Tokens per target call: the recipe's knob `window`."),

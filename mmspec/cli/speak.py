@@ -26,6 +26,7 @@ from mmspec.cli.options import (
     Json,
     MinP,
     Model,
+    PreviousChunks,
     Seed,
     Temperature,
     TopK,
@@ -76,13 +77,7 @@ def speak(
     pause: Annotated[
         float, typer.Option(min=0, max=60, help="Seconds of silence after each sentence at which a text is split.")
     ] = 0.0,
-    condition_on_previous_chunks: Annotated[
-        bool,
-        typer.Option(
-            "--condition-on-previous-chunks",
-            help="Let each part of a long text continue the one before it, for models that clone from codes and text.",
-        ),
-    ] = False,
+    condition_on_previous_chunks: PreviousChunks = False,
     sampling_rate: SamplingRate = None,
     style: Style = None,
     codec: Codec = None,

@@ -64,7 +64,7 @@ class PreparedLatents:
         state = BatchState(seeds, layout, recipe.window, target.device, self.limits)
         sampler = LatentSampler(self.head, CounterRNG(seeds, target.device), rule, layout.length)
         policy = window_policy(recipe, (), len(seeds), resources, layout.length)
-        meter = Meter(target.device, len(seeds))
+        meter = Meter(target.device, len(seeds), window=recipe.window)
         observers = [each for each in (self.observe, watch.on_step) if each is not None]
         on_step = partial(_in_turn, observers) if observers else None
         batch = running_batch(target, recipe, rule, sampler, state, (), resources, policy, meter, on_step)

@@ -20,8 +20,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 
-from mmspec.decoding.no_gain import weights
 from mmspec.decoding.resources import ChosenRecipe
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def window_of(recipe: ChosenRecipe, target: Any) -> int:
 
     Args:
         recipe: The recipe.
-        target: What reads the windows: a target, or a depth decoder.
+        target: A target, or a model of frames, whose depth decoder `reader` reads the windows.
     """
     if not recipe.window_by_model:
         return recipe.window
@@ -46,7 +46,7 @@ def window_of(recipe: ChosenRecipe, target: Any) -> int:
         return COUPLED_ON_GPU
     if target.device.type != "cpu":
         return USUAL
-    size = sum(weight.nbytes for weight in weights(target) if weight.dtype == torch.float32)
+    size = sum(weight.nbytes for weight in weights(getattr(target, "reader", target)) if weight.dtype == torch.float32)
     if size <= CACHE:
         return USUAL
     _tell(
@@ -54,6 +54,22 @@ def window_of(recipe: ChosenRecipe, target: Any) -> int:
         f"{size / 2**20:,.0f} MiB of float32 weights for it"
     )
     return RESAMPLED_IN_FLOAT32
+
+
+def weights(target: Any) -> list[nn.Parameter]:
+    """The weights of a module, or of the modules of a target and of the targets that it wraps."""
+    found, wrapped, seen = dict[int, nn.Parameter](), [target], set[int]()
+    while wrapped:
+        each = wrapped.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        for part in (each, *getattr(each, "__dict__", {}).values()):
+            if isinstance(part, nn.Module):
+                found |= {id(weight): weight for weight in part.parameters()}
+            elif hasattr(part, "prefill"):
+                wrapped.append(part)
+    return list(found.values())
 
 
 @cache

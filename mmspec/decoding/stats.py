@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rows import put_host_rows
-from mmspec.sampling.tree_rejection import Outcome
+
+if TYPE_CHECKING:
+    from mmspec.sampling.tree_rejection import Outcome
 
 PARTS = ("target", "drafter", "rule", "other")
 # A lower bound on the probabilities in `nll`: a relaxed rule may emit a token that top-k has excluded.
@@ -74,6 +76,7 @@ class Stats:
             for tokens that are not ids.
         rows: The same statistics of each row.
         tested: For each slot of the window, the number of tested drafts.
+        window: Tokens of the recipe's widest window; 0 where it has none, and for several batches.
     """
 
     target_calls: int
@@ -89,6 +92,7 @@ class Stats:
     nll: float | None = None
     rows: list[RowStats] = field(default_factory=list)
     tested: list[int] = field(default_factory=list)
+    window: int = 0
 
     @property
     def nfe(self) -> int:
@@ -223,6 +227,7 @@ class Meter:
         device: Of the target.
         rows: Rows of the request.
         measure_entropy: Whether to measure `Stats.entropy` and `Stats.nll`.
+        window: See `Stats`.
     """
 
     device: torch.device
@@ -232,6 +237,7 @@ class Meter:
     accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     tested: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     has_ids: bool = True
+    window: int = 0
 
     def __post_init__(self) -> None:
         self.tokens, self.calls = np.zeros(self.rows, dtype=np.int64), np.zeros(self.rows, dtype=np.int64)
@@ -368,4 +374,5 @@ class Meter:
             nll=float(self.surprise.sum()) / max(tokens, 1) if nll else None,
             rows=rows,
             tested=self.tested.tolist(),
+            window=self.window,
         )

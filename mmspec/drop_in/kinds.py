@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from mmspec.arguments import shown
 from mmspec.drop_in.chatterbox import loop_of_t3
 from mmspec.drop_in.cosyvoice import InferenceWrapper
 from mmspec.drop_in.generate_method import GenerateMethod
@@ -55,6 +56,8 @@ NOT: Mapping[str, str] = {
     "TTS.BaseTTS": "of coqui-tts, XTTS is the model whose codes are drafted",
     "moshi.LMGen": "each of its steps returns one frame; mmspec.load decodes the folder of a Kyutai TTS or PersonaPlex",
     "moshi.TTSModel": "each step of its loop returns one frame; mmspec.load decodes its folder",
+    "liquid_audio.LFM2AudioModel": "its generators return one frame after the other, between texts; mmspec.load "
+    "decodes its folder as text to speech",
     "audiocraft.MusicGen": "its layers keep keys that no rejected draft is cut from; MusicgenForConditionalGeneration "
     "of transformers, which is accelerated, reads the same facebook/musicgen-* folders",
     "audiocraft.MAGNeT": "it draws many tokens of a codebook in each call; mmspec.load decodes its folder",
@@ -78,6 +81,8 @@ def replaceable(obj: Any) -> list[tuple[Any, type[Replacement]]]:
     Raises:
         ArgumentError: If there is nothing to accelerate, or the kind of object is not known.
     """
+    if isinstance(obj, type):
+        raise ArgumentError(f"obj={shown(obj)} is not allowed; it must be an object of the class")
     inner = unwrap(obj)
     names = list(_names(inner))
     for name in names:

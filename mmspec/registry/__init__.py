@@ -207,7 +207,10 @@ EXPECTED: Mapping[str, Expected] = MappingProxyType(
             lambda found: all(callable(getattr(found, name, None)) for name in ("vocab_size", "plan")),
         ),
         "mmspec.drafters": ("a function (context) that returns a drafter", lambda found: takes(found, None)),
-        "mmspec.recipes": _instance(RecipeInfo),
+        "mmspec.recipes": (
+            "a mmspec.drafters.recipe_info.RecipeInfo (knobs are set where a recipe is named, as in 'scd:window=32')",
+            lambda found: isinstance(found, RecipeInfo),
+        ),
         "mmspec.rules": (
             "a mmspec.rules.Rule whose `make` takes its knobs by name",
             lambda found: isinstance(found, Rule) and _makes(found),

@@ -99,6 +99,21 @@ def pipeline(voice: Any = None, codec: Any = None) -> Any:
     return mmspec.load(tiny.flat(vocab_size=27), processor=tiny.tokenizer(), config=config)
 
 
+def test_a_part_ends_at_the_positions_that_the_model_was_trained_with() -> None:
+    """As the generate calls with a max_length of 2048 in the originals: shorter audio after a longer prompt."""
+    pipe = pipeline()
+    pipe.adapter.style = replace(pipe.adapter.style, positions=9, tokens=8, letters=99)
+    text = "one two three"
+    (part,) = pipe.read(text, None).parts
+    for recipe in ("plain", "scd:window=4"):
+        outs = [pipe(text, seed=seed, recipe=recipe) for seed in range(8)]
+        lengths = [len(out.tokens[0]) for out in outs]
+        assert len(part.ids) == 3 and max(lengths) == 6 and any(out.stats.rows[0].truncated for out in outs)
+    with pytest.raises(PromptError, match="9 ids and 1 codes do not fit into 9 positions; use shorter sentences"):
+        pipe.read("one two three " * 3, None)
+    assert STYLES["llasa"].positions == 2048
+
+
 def test_later_parts_continue_the_first_part_or_a_given_voice() -> None:
     pipe = pipeline()
     assert pipe.adapter.draws_voice

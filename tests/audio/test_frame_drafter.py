@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -170,11 +171,17 @@ def test_training_is_the_same_again(tmp_path: Path) -> None:
     assert records[0] == records[1]
 
 
-def test_windows_of_a_recipe_are_rounded_up_to_frames() -> None:
-    assert frames_ahead(0, 16, parse("frame")) == 2 and frames_ahead(0, 32, parse("frame")) == 1
-    assert frames_ahead(0, 16, parse("frame:window=34")) == 3 and frames_ahead(0, 4, parse("frame:window=2")) == 1
-    assert frames_ahead(0, 4, parse("scd:start=frame")) == 4 and frames_ahead(3, 16, parse("frame")) == 3
-    assert frames_ahead(0, 16, parse("scd")) == 0 and frames_ahead(1, 16, parse("frame")) == 2
+@pytest.mark.parametrize(
+    ("ahead", "size", "recipe", "frames"),
+    [
+        (0, 16, "frame", 2), (0, 32, "frame", 1), (1, 16, "frame", 2), (3, 16, "frame", 3),
+        (0, 16, "frame:window=34", 3), (0, 4, "frame:window=2", 1), (0, 16, "scd", 0), (0, 4, "scd:start=frame", 4),
+    ],
+)  # fmt: skip
+def test_windows_of_a_recipe_are_rounded_up_to_frames(ahead: int, size: int, recipe: str, frames: int) -> None:
+    assert frames_ahead(ahead, size, parse(recipe), SimpleNamespace(device=torch.device("cpu"))) == frames
+    other = frames_ahead(ahead, size, parse(recipe), SimpleNamespace(device=torch.device("meta")))
+    assert other == (8 if recipe == "scd:start=frame" else frames)  # which reads 32 tokens there
 
 
 def test_what_a_frame_head_cannot_do_is_refused(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_target_calls_of_a_perfect_draft() -> None:
     made = decode_frames(prompted(model, 1, 7, 2), parse("draft"), spec, [3], draft, ahead=2)
     for hook in hooks:
         hook.remove()
-    assert made.frames.shape == (1, 7, 4) and made.stats.acceptance == [1.0] * 8
+    assert made.frames.shape == (1, 7, 4) and made.stats.acceptance == [1.0] * 8 and made.stats.window == 9
     assert made.stats.nfe == 4 and calls == {"backbone": 4, "depth": 3}  # 1 + 9 + 9 + 9
 
 

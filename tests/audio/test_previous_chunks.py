@@ -25,6 +25,8 @@ from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text_parts import TextParts, part_seed
 from mmspec.batching.call import CallEngine
 from mmspec.batching.engine import Engine
+from mmspec.bulk.calls import generate_accepted
+from mmspec.bulk.requests import SampleSettings, requests_of
 from mmspec.cli.app import main
 from mmspec.decoding.step import UNWATCHED
 from mmspec.errors import ArgumentError
@@ -205,7 +207,9 @@ def test_audio_goes_on_where_the_part_before_it_ends(tmp_path: Path) -> None:
 
 
 def test_what_is_not_possible() -> None:
-    pipe = mmspec.load("spoken")
+    pipe, row = mmspec.load("spoken"), {"prompt": "one", "condition_on_previous_chunks": True}
+    with pytest.raises(ArgumentError, match="condition_on_previous_chunks=True is not possible: this model does"):
+        generate_accepted(pipe, requests_of([row], SampleSettings()))
     for call in (pipe, pipe.stream, Engine(pipe).add):
         with pytest.raises(ArgumentError, match="condition_on_previous_chunks=True is not possible: this model does"):
             call("one", condition_on_previous_chunks=True)

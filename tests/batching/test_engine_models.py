@@ -51,7 +51,7 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(name: str, recipe: str, tm
                 found[output.request_id] = output
         most = max(most, len(engine._groups))
     for i, (prompt, options) in enumerate(requests):
-        call = {"class_labels" if isinstance(prompt, int) else "prompt": prompt, "output_type": "latent"}
+        call = {"prompt": prompt, "output_type": "latent"}
         if isinstance(pipe, SpeechPipeline):
             call = {"text": prompt}
         whole = pipe(**call, **options, recipe=recipe)
@@ -91,7 +91,7 @@ def test_rows_join_targets_with_captured_calls(recipe: str, monkeypatch: pytest.
     labels = [3, 1, 4, 1, 5, 0, 2]
     engine, found = Engine(pipe, recipe, max_rows=4), dict[str, Tensor]()
     for i, label in enumerate(labels):
-        engine.add(label, request_id=str(i), seed=i, output_type="latent")
+        engine.add(None, class_labels=label, request_id=str(i), seed=i, output_type="latent")
         for output in engine.step() + engine.step():
             if output.finished:
                 found[output.request_id] = output.result.tokens[0]

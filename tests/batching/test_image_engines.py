@@ -52,7 +52,7 @@ def test_an_engine_gives_what_a_call_gives(name: str) -> None:
     if hasattr(pipe, "set_progress_bar_config"):
         pipe.set_progress_bar_config(disable=True)
     request = dict(given)
-    prompt = request.pop("prompt", None) if "prompt" in given else request.pop("class_labels", None)
+    prompt = request.pop("prompt", None)
 
     engine = Engine(pipe, max_rows=3)
     engine.add(prompt, seed=3, request_id="alone", **request)

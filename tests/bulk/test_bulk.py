@@ -29,6 +29,7 @@ from mmspec.sampling.seeds import pipeline_seed
 OTHERS: dict[str, Any] = {
     "recipe": "scd", "temperature": 1.0, "top_k": 1, "top_p": 0.5, "guidance_scale": 2.0, "negative_prompt": "a",
     "height": 8, "width": 8, "voice": "a", "min_p": 0.1, "typical_p": 0.9,
+    "condition_on_previous_chunks": True,
 }  # fmt: skip
 FORMATS = ("files", "webdataset", "parquet")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
@@ -87,6 +88,7 @@ def test_a_name_depends_on_the_content_only(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('{"prompt": "a", "sed": 1}', r"line 1: unknown key 'sed' \(did you mean 'seed'\?\); known: prompt, seed"),
+        ('{"prompt": 7}', "line 1: prompt: Input should be a valid string"),
         ('{"prompt": "a", "seed": -1}', "line 1: seed: Input should be greater than or equal to 0"),
         ('{"prompt": "a", "seed": "1"}', "line 1: seed: Input should be a valid integer"),
         ('{"prompt": "a", "height": 0}', "line 1: height: Input should be greater"),
@@ -251,6 +253,17 @@ def test_files_say_how_they_were_generated(pipe: BulkPipe, tmp_path: Path, capsy
         assert image.info["prompt"] == "a cat" and image.info["seed"] == "7" and image.info["temperature"] == "0.5"
         assert image.info["recipe"] == "scd:window=8" and image.info["weights"] == record["fingerprint"]
     assert (cat.tokens, cat.calls, cat.settings) == (4, 2, {"temperature": 0.5})
+
+
+def test_samples_of_windows_of_another_width_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(BulkPipe(window=16), tmp_path, some_requests(3))
+    run(BulkPipe(window=16), tmp_path, some_requests(5))
+    assert not caplog.messages
+    run(BulkPipe(window=32), tmp_path, some_requests(9))
+    assert caplog.messages == [
+        "earlier samples of 'plain' had windows of 16 tokens, those from now on have 32: seeds differ by that"
+    ]
+    assert [entry.window for entry, _ in ShardFolder(tmp_path, Shard()).journal.read()] == [16] * 5 + [32] * 4
 
 
 def test_archives_are_what_their_readers_expect(tmp_path: Path) -> None:

@@ -100,7 +100,11 @@ def test_the_target_as_draft_model_is_always_accepted(drafting: str, rule: str) 
     layout = Layout(length=length, cell=(3,), dtype=torch.float32)
     recipe = parse(f"{drafting}+{name}:{knobs},window=4" if knobs else f"{drafting}+{name}:window=4")
     decoded = run_latents(ToyBackbone(rows, 3, length, 0), head, recipe, layout, range(rows), resources)
-    assert decoded.stats.acceptance == [1.0, 1.0, 1.0] and decoded.stats.tokens_per_call == 13 / 4
+    assert (
+        decoded.stats.window == 4
+        and decoded.stats.acceptance == [1.0, 1.0, 1.0]
+        and decoded.stats.tokens_per_call == 13 / 4
+    )
 
 
 class FixedSchedule(AdaptiveWindow):
@@ -124,7 +128,7 @@ class FixedSchedule(AdaptiveWindow):
 
 @pytest.mark.parametrize("drafting", ["draft", "scd"])
 def test_adaptive_windows_keep_the_target_distribution(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.decoding.assembly.AdaptiveWindow", FixedSchedule)
+    monkeypatch.setattr("mmspec.decoding.adaptive_window.AdaptiveWindow", FixedSchedule)
     result = check_latents(f"{drafting}+smoothed:window=auto,sigma=0.3", samples=SAMPLES)
     assert result.ok and result.tokens_per_call > 1.05, result
     monkeypatch.undo()

@@ -81,6 +81,7 @@ def test_the_default_is_the_window_that_it_stands_for(recipe: str) -> None:
         for text in texts
     ]
     assert torch.equal(made[0].tokens, made[1].tokens) and made[0].stats.nfe == made[1].stats.nfe
+    assert [each.stats.window for each in made] == [16, 16]
 
 
 def test_targets_of_any_make_are_weighed() -> None:
@@ -88,6 +89,9 @@ def test_targets_of_any_make_are_weighed() -> None:
     one = SimpleNamespace(device=torch.device("cpu"), prefill=None, module=LARGE.module)
     one.outer = SimpleNamespace(prefill=None, inner=one)
     assert window_of(parse("sjd"), one) == 8 and window_of(parse("sjd"), Slotted(torch.device("cpu"))) == 16
+    for backbone, reader, width in ((LARGE, SMALL, 16), (SMALL, LARGE, 8)):  # the depth decoder alone
+        frames = SimpleNamespace(device=torch.device("cpu"), module=backbone.module, reader=reader.module)
+        assert window_of(parse("sjd"), frames) == width
 
 
 @pytest.mark.parametrize(

@@ -344,6 +344,13 @@ def of_package(package: str, name: str) -> Any:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        (
+            lambda: mmspec.accelerate(None),
+            "obj is a NoneType, which mmspec.accelerate does not know; it knows models of",
+        ),
+        (lambda: mmspec.accelerate("text"), "obj is a str, which mmspec.accelerate does not know; it knows models of"),
+        (lambda: mmspec.accelerate(nn.Linear), "obj=<class Linear> is not allowed; it must be an object of the class"),
+        (lambda: mmspec.last_stats(nn.Linear), "obj=<class Linear> is not allowed; it must be an object of the class"),
         (lambda: mmspec.accelerate(3), "obj is a int, which mmspec.accelerate does not know; it knows models of"),
         (
             lambda: mmspec.accelerate(of_package("pocket_tts", "TTSModel")),

@@ -45,7 +45,8 @@ class Output:
 class BulkPipe:
     """Renders noise that prompt and seed determine; refuses prompts that contain "refused"."""
 
-    def __init__(self, weights: float = 0.0) -> None:
+    def __init__(self, weights: float = 0.0, window: int = 0) -> None:
+        self.window = window
         self.config = {"recipe": "plain"}
         self.calls: list[tuple[str, int]] = []
         self.settings: list[dict[str, Any]] = []
@@ -65,7 +66,7 @@ class BulkPipe:
         images = [Image.frombytes("RGB", (8, 8), draw.randbytes(192)) for draw in draws]
         tokens = torch.tensor([[draw.randrange(9) for _ in range(TOKENS)] for draw in draws])
         rows = [RowStats(TOKENS, 2, 0.0, None, None)] * len(prompts)
-        stats = Stats(2, TOKENS * len(prompts), 2.0, [], 0, 0.5, {}, 7, rows=rows)
+        stats = Stats(2, TOKENS * len(prompts), 2.0, [], 0, 0.5, {}, 7, rows=rows, window=self.window)
         return Output(images, tokens, stats)
 
 

@@ -47,6 +47,7 @@ class Pipe:
         self.calls: list[tuple[str, str, int]] = []
         self.config = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "guidance_scale": 2.0}
         self.fail_at: int | None = None
+        self.window = 16
 
     def set_progress_bar_config(self, *, disable: bool) -> None:
         assert disable
@@ -74,6 +75,7 @@ class Pipe:
         ]
         acceptance = [] if recipe.name == "plain" else [0.8, 0.4, None]
         stats = Stats(calls, TOKENS * len(prompts), TOKENS / calls, acceptance, 0, seconds, parts, 7, bound, rows=rows)
+        stats.window = self.window
         return Output(images, stats)
 
     def _image(self, key: int, recipe: Recipe) -> Image.Image:

@@ -109,7 +109,7 @@ IMAGES = {
     "glm": Case(EVERY["glm"], WORDS[:3], sized(32, 64)),
     "imagegpt": Case(lambda _: mmspec.load(tiny_models.imagegpt()), [None] * 4, mixed, TWO),
     "simplear": Case(EVERY["simplear"], WORDS, sized(32, 48)),
-    "llamagen": Case(classes, [3, 1, 4, 1, 5], lambda i: [{}, {"guidance_scale": 4.0}][i % 2], TWO),
+    "llamagen": Case(classes, [*"31415"], lambda i: [{}, {"guidance_scale": 4.0}][i % 2], TWO),
 }
 SOUND = {
     "flat": Case(EVERY["flat"], [*TEXTS[:4], "one two six. seven. eight three"], mixed, TWO),
@@ -130,6 +130,8 @@ SOUND = {
     "kyutai-tts": Case(EVERY["kyutai-tts"]),
     "kyutai-tts-ahead": Case(ahead("kyutai-tts", 2), recipes=("scd",)),
     "kyutai-tts-voice": Case(kyutai_voice),
+    "lfm2-audio": Case(EVERY["lfm2-audio"], TEXTS, mixed, ("scd:window=4", "plain")),
+    "lfm2-audio-ahead": Case(ahead("lfm2-audio", 2), recipes=TWO),
     "personaplex": Case(EVERY["personaplex"]),
     "heartmula": Case(EVERY["heartmula"]),
     "qwen3-omni": Case(EVERY["qwen3-omni"], groups=3),

@@ -361,6 +361,17 @@ def test_results_of_other_settings_are_not_mixed(
     assert "is not empty and holds no config.yaml" in capsys.readouterr().err
 
 
+def test_windows_of_another_width_are_not_mixed(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    evaluate(out, "--limit", "4")
+    pipe.window = 32
+    assert main(arguments(out)) == 2
+    assert (
+        f"'{out}' holds results of 'lantern:delta=0.2' with windows of 16 tokens, which has 32 now"
+        in capsys.readouterr().err
+    )
+
+
 def test_a_configuration_file_has_the_keys_of_the_flags(
     pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -260,7 +260,8 @@ def test_one_generator_per_image(pipe: LlamaGenPipeline) -> None:
             ({"seed": s}, ArgumentError, "is not allowed; it must be an integer")
             for s in (1.5, "x", ["x"], [1.7], True)
         ],
-        *[({"prompt": p}, PromptError, "is empty or not a string") for p in (5, [1], [None], "  ")],
+        *[({"prompt": p}, PromptError, "is not allowed; it must be a string") for p in (5, [1], [None])],
+        ({"prompt": "  "}, PromptError, "prompt='  ' is empty; describe an image"),
         ({"num_images_per_prompt": 1.5}, ArgumentError, "num_images_per_prompt=1.5 is not allowed"),
         ({"prompt": []}, PromptError, "prompt=[] is empty"),
         ({"num_images_per_prompt": 0}, ArgumentError, "num_images_per_prompt=0 is not allowed; it must be an integer"),

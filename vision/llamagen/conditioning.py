@@ -129,9 +129,8 @@ def from_prompts(prompts: Sequence[Any], gpt: LlamaGenTransformer, encoder: Any,
     if not prompts:
         raise PromptError("prompt=[] is empty; give at least one prompt")
     for prompt in prompts:
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise PromptError(f"prompt={prompt!r} is empty or not a string; describe an image")
-        check_text("prompt", prompt)
+        if not check_text("prompt", prompt).strip():
+            raise PromptError(f"prompt={prompt!r} is empty; describe an image")
     if encoder is None:
         raise ArgumentError("prompt was given, but this pipeline has no text_encoder; add one, or pass prompt_embeds")
     if hasattr(encoder, "encode"):

@@ -91,9 +91,17 @@ def neutts_style(
         own = [first + code for code in voice.codes.flatten().tolist()]
         return [*ids[:at], *asked, *ids[at + 1 : end], known("<|SPEECH_GENERATION_START|>"), *own]
 
-    # Of the 2048 positions that it was trained with, half are left for prompt and voice.
-    sampling = SamplingParams(1.0, 50)
-    return Style(stream, prompt, sampling, (), tokens=1024, letters=200, voice_prompt=voice_prompt, least=50)
+    return Style(
+        stream,
+        prompt,
+        SamplingParams(1.0, 50),
+        (),
+        tokens=1024,
+        letters=200,
+        voice_prompt=voice_prompt,
+        positions=2048,
+        least=50,
+    )
 
 
 def reads_letters(config: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,13 +31,13 @@ from mmspec.audio.models.flat.yue import YuEAdapter
 from mmspec.audio.models.flat.yue import make as make_yue
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined
 from mmspec.audio.text import split_text
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError, PromptError, unknown_name
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, slice_head, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
@@ -107,8 +108,8 @@ def spark_voice_prompt(tokenizer: Any, text: str, voice: ReferenceCodes) -> list
 
 
 STYLES = {
-    # The limits leave room for the first part as a voice in the 2048 positions that the model was trained with. The
-    # model card calls transformers' generate, whose top_k is 50.
+    # The limits leave room for the first part as a voice. The model card calls transformers' generate, whose top_k is
+    # 50, with a max_length of 2048.
     "llasa": Style(
         STREAM_FORMATS["llasa"],
         llasa_prompt,
@@ -117,6 +118,7 @@ STYLES = {
         tokens=1000,
         letters=200,
         voice_prompt=llasa_voice_prompt,
+        positions=2048,
     ),
     "spark": Style(
         STREAM_FORMATS["spark"],
@@ -256,11 +258,12 @@ class FlatAdapter:
             parts = [self.style.voice_prompt(self.tokenizer, piece, self._voice) for piece in pieces]
         else:
             parts = [self.style.prompt(self.tokenizer, piece, voice) for piece in pieces]
-        longest = getattr(self.model.config, "max_position_embeddings", None)
+        longest = self._positions
         for part in parts:
-            if longest is not None and len(part) + self.style.tokens > longest:
+            tokens = self.style.least + 1 if self.style.positions else self.style.tokens
+            if longest is not None and len(part) + tokens > longest:
                 raise PromptError(
-                    f"text has a sentence that is too long: {len(part)} ids and {self.style.tokens} codes do not fit "
+                    f"text has a sentence that is too long: {len(part)} ids and {tokens} codes do not fit "
                     f"into {longest} positions; use shorter sentences"
                 )
         return PreparedText([FlatPart(piece, ids) for piece, ids in zip(pieces, parts, strict=True)], texts=pieces)
@@ -291,7 +294,7 @@ class FlatAdapter:
         voice = joined(spoken)
         voice = replace(voice, codes=voice.codes.squeeze(1)) if voice.codes.ndim > 1 else voice
         ids = self.style.voice_prompt(self.tokenizer, part.text, voice)
-        positions = getattr(self.model.config, "max_position_embeddings", None)
+        positions = self._positions
         return None if positions is not None and len(ids) + self.style.tokens > positions else FlatPart(part.text, ids)
 
     def prepare_rows(
@@ -314,7 +317,14 @@ class FlatAdapter:
             draft_sampling=samplings,
             adaptive_windows=adaptive_windows_of(self.model),
         )
-        return PreparedRows(self._target(self.model, prompts, recipe.window), layout, samplings, resources)
+        limits = [min(count, max((self._positions or sys.maxsize) - len(ids), 1)) for ids in prompts]
+        return PreparedRows(self._target(self.model, prompts, recipe.window), layout, samplings, resources, limits)
+
+    @property
+    def _positions(self) -> int | None:
+        """The positions of the model that may be used; None if it does not tell."""
+        known = self.style.positions, getattr(self.model.config, "max_position_embeddings", None)
+        return min((each for each in known if each is not None), default=None)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ids = tokens + self._low

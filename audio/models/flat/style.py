@@ -30,6 +30,7 @@ class Style:
         least: Tokens before the end, at least.
         split: Maps a text to its parts; None splits it after sentences where `letters` are exceeded.
         marked: How frames are read off a stream that has other tokens too; None reads its slots.
+        positions: Positions that the model was trained with, where its configuration has more: a part ends there.
         described: Whether voices are descriptions in words, which the option `description` replaces.
     """
 
@@ -42,6 +43,7 @@ class Style:
     voices: tuple[str, ...] = ()
     codec: str | None = None
     voice_prompt: Callable[[Any, str, ReferenceCodes], list[int]] | None = None
+    positions: int | None = None
     described: bool = False
     least: int = 0
     split: Callable[[str], list[str]] | None = None

@@ -18,10 +18,9 @@ from transformers.generation.logits_process import LogitsProcessorList
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_rows import decode_frames
-from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.ahead import read_window
 from mmspec.decoding.attention_masks import additive_mask
-from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.target import EarlyExit, read_window
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.cache_name import cache_input
@@ -31,10 +30,9 @@ from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
-from mmspec.sampling.transfers import on_device
 
 # Inputs that are read.
 INPUTS = (
@@ -72,7 +70,7 @@ class MoshiFrames:
         length: int,
     ) -> None:
         self.codes = int(model.num_codebooks)
-        self.device = embeds.device
+        self.device, self.reader = embeds.device, model.depth_decoder
         self._model, self._pattern, self._user_pattern, self._silence = model, pattern, user_pattern, silence
         self._column = embeds.shape[1]
         self._length = Numbers(np.zeros(len(embeds), dtype=np.int64))
@@ -89,7 +87,7 @@ class MoshiFrames:
         parts = Backbone(model.decoder.model, embed, head, head.out_features, embeds.device, cell)
         target = CausalTarget(parts, Prompt(embeds, mask, position_ids_of(mask)), None, length, 0)
         self._target = with_cuda_graphs(target)
-        self._graphs = DepthGraphs(model.depth_decoder, len(embeds))
+        self._graphs = DepthGraphs(self.reader, len(embeds))
 
     def start(self) -> Logits:
         return self._target.prefill()

@@ -41,7 +41,7 @@ class DuplexFrames:
     SAME = ("_model", "_frames")
 
     def __init__(self, model: KyutaiTTS, conversations: Sequence[Conversation]) -> None:
-        self.codes, self.device = model.config.codebooks, model.device
+        self.codes, self.device, self.reader = model.config.codebooks, model.device, model.depformer
         self._model = model
         given = torch.stack([each.given for each in conversations])
         self._codes = given[..., 1 : 1 + self.codes].numpy()
