@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import mmspec
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 
