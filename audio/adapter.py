@@ -88,8 +88,8 @@ class SpeechAdapter(Protocol):
     """The interface between `mmspec.audio.pipeline.SpeechPipeline` and a speech or music model.
 
     An adapter may also have two bools: `takes_min_p` (False), whether its rows are sampled with the min-p and typical-p
-    of a call, which are refused otherwise; `answers` (False), whether `read` runs a model that answers the text, so
-    that a server must not call it where requests wait.
+    of a call, which are refused otherwise; `answers` (False), whether `read` runs a model that reads or answers the
+    text, so that a server must not call it where requests wait.
 
     Attributes:
         codec: Decodes the model's codes into audio.

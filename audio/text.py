@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 from mmspec.audio.text_cuts import all_cuts, ends_with_mark, line_ends
+from mmspec.errors import PromptError
+
+MARKS = re.compile(r"<\|[^<>|]*\|>")  # of prompts, as most models write them
 
 # Speech per letter relative to a Latin letter, roughly: a Chinese character takes as long as four.
 _WEIGHTS = ((0x3040, 0x30FF, 2), (0x3400, 0x4DBF, 4), (0x4E00, 0x9FFF, 4), (0xAC00, 0xD7A3, 3), (0xF900, 0xFAFF, 4),
@@ -63,6 +67,20 @@ def ending_like(piece: str, text: str) -> str:
 def ends_sentence(text: str) -> bool:
     """Whether a piece of a text ends a sentence: with a mark, or with its line."""
     return isinstance(text, Line) or ends_with_mark(text)
+
+
+def refuse_marks(name: str, text: str, marks: re.Pattern[str] = MARKS) -> None:
+    """Refuses a text that contains marks of a prompt.
+
+    Args:
+        name: The argument.
+        marks: Matches the marks that the model reads.
+
+    Raises:
+        PromptError: For a text that contains one.
+    """
+    if found := marks.search(text):
+        raise PromptError(f"{name} contains {found.group()[:80]!r}, a mark of the prompt; leave it out")
 
 
 def count_letters(text: str) -> int:

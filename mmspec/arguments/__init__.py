@@ -96,7 +96,10 @@ def processor_errors(name: str, value: Any) -> Iterator[None]:
         yield
     except MMSpecError:
         raise
-    except (ValueError, TypeError, LookupError, OverflowError) as error:
+    except Exception as error:
+        of_template = type(error).__module__.startswith("jinja2.")  # of a chat; it is imported where there is one
+        if not of_template and not isinstance(error, (ValueError, TypeError, LookupError, OverflowError)):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise PromptError(f"{name}={shown(value)} cannot be read by the processor of this model: {reason}") from error
 

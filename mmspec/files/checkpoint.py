@@ -257,7 +257,7 @@ def sizes_of(what: str, kind: str) -> Iterator[None]:
     except KeyError as error:
         raise ModelError(f"{what} is not {kind}: {error.args[0]} is missing") from None
     except (
-        IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
+        IndexError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError, MemoryError,
         StrictDataclassError,
     ) as error:  # fmt: skip
         raise ModelError(f"{what} is not {kind}: {describe(error)}") from None

@@ -14,7 +14,7 @@ from tiny_chatterbox import Levels
 
 import mmspec
 from mmspec.audio.models.codec_lm import minicpm_o
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 
@@ -53,6 +53,7 @@ def test_the_language_model_says_the_text_as_by_the_original(adapter: Any, monke
         assert call["prompt"][: len(asked[-1])] == asked[-1]
     words = adapter.frontend._tokenizer.decode(asked[-1]).replace(" ", "")
     assert words.endswith("<|tts_bos|>Yes,no.")
+    assert adapter.answers  # a server reads texts where no other request waits
 
 
 def test_probabilities_are_the_originals(adapter: Any) -> None:
@@ -95,6 +96,12 @@ def test_errors(tmp_path: Path) -> None:
         mmspec.load(folder)
     with pytest.raises(ArgumentError, match="draft_model is not possible for MiniCPM-o"):
         mmspec.load(folder, config={"codec": Levels(tiny.CODES), "draft_model": folder})
+    with pytest.raises(PromptError, match=r"text contains '<\|tts_eos\|>', a mark of the prompt; leave it out"):
+        mmspec.load(folder, config={"codec": Levels(tiny.CODES)})("Yes<|tts_eos|>")
+    words = tiny.tokenizer()
+    words.chat_template = "{{ raise_exception('no system prompts') }}"
+    with pytest.raises(PromptError, match="text='a' cannot be read by the processor of this model: no system prompts"):
+        mmspec.load(folder, processor=words, config={"codec": Levels(tiny.CODES)})("a")
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ArgumentError, match="processor writes no chat, which MiniCPM-o reads: ValueError: "):
         mmspec.load(folder, config={"codec": Levels(tiny.CODES)})("a")

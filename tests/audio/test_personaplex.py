@@ -206,6 +206,7 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
     audio = np.zeros((1, 24_000), dtype=np.float32)
     torch.save({**VOICE, "embeddings": torch.zeros(4, 1, 1, 8)}, tmp_path / "narrow.pt")
     torch.save({**VOICE, "cache": torch.zeros(1, 17, 2)}, tmp_path / "short.pt")
+    torch.save({**VOICE, "cache": torch.full((1, 17, 4), CODES)}, tmp_path / "other.pt")
     calls: list[tuple[Any, type[Exception], str]] = [
         (lambda: load(folder, None)("Be kind."), ArgumentError, "answers a recording; call pipe.with_reference_audio"),
         (lambda: pipe("Be kind.", voice="NATF9"), ArgumentError, "voice='NATF9' is not allowed; use one of NATF0"),
@@ -216,6 +217,7 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
         (lambda: load(folder, voice="x.pt"), ArgumentError, "voice='x.pt' is not allowed; .* a file, or one of NATF0"),
         (lambda: load(folder, voice=tmp_path / "narrow.pt"), ModelError, r"embeddings of shape \[4, 1, 1, 8\]"),
         (lambda: load(folder, voice=tmp_path / "short.pt"), ModelError, r"a cache of shape \[1, 17, 2\]; it must be"),
+        (lambda: load(folder, voice=tmp_path / "other.pt"), ModelError, "texts end at 20, codes at 2048"),
         (lambda: load(folder, voice=ReferenceCodes("", user(3)[:, :4])), ArgumentError, "voice has codes of shape"),
         (lambda: load(folder, codec=None), ArgumentError, "needs Mimi in the layout of transformers"),
         (lambda: load(folder, draft_model=str(folder)), ArgumentError, "no smaller model was published"),

@@ -13,7 +13,7 @@ from tiny_chatterbox import Levels
 
 import mmspec
 from mmspec.audio.models.flat.step_audio2 import CODES, step_audio2_style
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 
@@ -64,6 +64,8 @@ def test_a_system_prompt_says_what_is_done(tmp_path: Path, adapter: Any) -> None
     style = step_audio2_style(model.config, words, "So")
     turns = "<|BOT|>system\nSo<|EOT|><|BOT|>human\nYes<|EOT|><|BOT|>assistant\n<tts_start>"
     assert style.prompt(words, "Yes", None) == words(turns)["input_ids"]
+    with pytest.raises(PromptError, match=r"text contains '<\|EOT\|>', a mark of the prompt; leave it out"):
+        style.prompt(words, "Yes<|EOT|>", None)
     folder = str(tiny.step_audio2(tmp_path))
     with pytest.raises(ArgumentError, match="Step-Audio 2 comes without a codec; pass one around the token2wav of its"):
         mmspec.load(folder)
@@ -73,3 +75,8 @@ def test_a_system_prompt_says_what_is_done(tmp_path: Path, adapter: Any) -> None
     ):
         step_audio2_style(model.config, words)
     model.config.vocab_size += 500
+    file = tmp_path / "config.json"
+    found = json.loads(file.read_text())
+    file.write_text(json.dumps({**found, "text_config": {**found["text_config"], "vocab_size": 1000}}))
+    with pytest.raises(ModelError, match="is not a Step-Audio 2: AssertionError: Padding_idx must be within num_embed"):
+        mmspec.load(folder, config={"codec": Levels(CODES)})

@@ -21,7 +21,7 @@ from mmspec.audio.models.codec_lm.minicpm_o_model import MiniCPMO, read_model
 from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, CodecLMAdapter, TextPrompt
 from mmspec.audio.positions import check_positions
 from mmspec.audio.published_folder import PublishedFolder
-from mmspec.audio.text import split_text
+from mmspec.audio.text import refuse_marks, split_text
 from mmspec.errors import ArgumentError
 from mmspec.files.checkpoint import describe
 from mmspec.heads.merged_vocabulary import MergedVocabulary
@@ -98,6 +98,7 @@ class MiniCPMOFrontend:
         self.prompt = lru_cache(maxsize=64)(self._prompt)
 
     def pieces(self, text: str) -> list[str]:
+        refuse_marks("text", text)
         return split_text(text, MAX_LETTERS)
 
     def _prompt(self, text: str) -> TextPrompt:
@@ -120,7 +121,13 @@ class MiniCPMOFrontend:
         return None
 
 
-def from_folder(source: PublishedFolder) -> CodecLMAdapter:
+class MiniCPMOAdapter(CodecLMAdapter):
+    """The adapter of a MiniCPM-o, whose language model runs where a text is read."""
+
+    answers = True
+
+
+def from_folder(source: PublishedFolder) -> MiniCPMOAdapter:
     """The adapter of a published folder.
 
     Raises:
@@ -134,4 +141,4 @@ def from_folder(source: PublishedFolder) -> CodecLMAdapter:
         raise ArgumentError("draft_model is not possible for MiniCPM-o, whose talker reads its own language model")
     codec = source.needed_codec("MiniCPM-o", "the token2wav of its folder")
     tokenizer = tokenizer_of(source.processor, source.folder, "PreTrainedTokenizerFast")
-    return CodecLMAdapter(MiniCPMOFrontend(source.model(read_model), tokenizer, options), codec)
+    return MiniCPMOAdapter(MiniCPMOFrontend(source.model(read_model), tokenizer, options), codec)

@@ -24,8 +24,9 @@ from mmspec.audio.models.fish_s2.model import FishS2, read_model
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.audio.text import refuse_marks
 from mmspec.batching.request import PreparedBatch
-from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.head import Head
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
@@ -111,10 +112,10 @@ class FishAdapter:
         voice = options.voice
         self._voice = None if voice is None else voice.checked(config.codebooks, config.codes)
         if self._voice is not None:
-            refuse_marks("transcript", self._voice.transcript)
+            refuse_marks("transcript", self._voice.transcript, MARKS)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        refuse_marks("text", text)
+        refuse_marks("text", text, MARKS)
         pieces = dialogue_parts(text, TAGS, MAX_LETTERS)
         parts = [FishPart(piece, self._voice) for piece in pieces]
         for part in parts:
@@ -197,16 +198,6 @@ class FishAdapter:
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-
-def refuse_marks(name: str, text: str) -> None:
-    """Refuses texts with marks of the prompt.
-
-    Raises:
-        PromptError: For a text that contains one.
-    """
-    if found := MARKS.search(text):
-        raise PromptError(f"{name} contains {found.group()[:80]!r}, a mark of the prompt; leave it out")
 
 
 def spoken(text: str) -> str:

@@ -21,6 +21,7 @@ from mmspec.audio.models.flat.decoding import MarkedCodes, StreamFormat
 from mmspec.audio.models.flat.speech import FlatAdapter
 from mmspec.audio.models.flat.style import Style
 from mmspec.audio.published_folder import PublishedFolder, read_published
+from mmspec.audio.text import refuse_marks
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.folder import tokenizer_of
 from mmspec.sampling.params import SamplingParams
@@ -62,6 +63,7 @@ def step_audio2_style(config: Any, tokenizer: Any, system: str = READ_ALOUD) -> 
         )
 
     def prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
+        refuse_marks("text", text)
         turns = (f"<|BOT|>system\n{system}<|EOT|>", f"<|BOT|>human\n{text}<|EOT|>", "<|BOT|>assistant\n<tts_start>")
         return [i for turn in turns for i in tokenizer(turn)["input_ids"]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,9 +22,9 @@ from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, unde
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined
-from mmspec.audio.text import split_text
+from mmspec.audio.text import refuse_marks, split_text
 from mmspec.decoding.assembly import PreparedRows
-from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -33,6 +34,7 @@ DRAFT_SETTINGS = ("codebooks", "codes")
 
 MAX_LETTERS = 300  # of a part, about 20 seconds
 MARKS = ("<|tts|>", "<|text|>", "<|audio|>", "<|ref_audio|>", "<|ref_text|>")
+REFUSED = re.compile("|".join(map(re.escape, MARKS)))
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,10 @@ class HiggsV3Adapter:
         voice = options.voice
         self._voice = None if voice is None else voice.checked(model.config.codebooks, model.config.codes)
         if self._voice is not None:
-            refuse_marks("transcript", self._voice.transcript)
+            refuse_marks("transcript", self._voice.transcript, REFUSED)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        refuse_marks("text", text)
+        refuse_marks("text", text, REFUSED)
         pieces = split_text(text, MAX_LETTERS)
         parts = [HiggsV3Part(piece, self._voice) for piece in pieces]
         for part in parts:
@@ -180,16 +182,6 @@ class HiggsV3Adapter:
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-
-def refuse_marks(name: str, text: str) -> None:
-    """Refuses texts with marks of the prompt.
-
-    Raises:
-        PromptError: For a text that contains one.
-    """
-    if found := next((mark for mark in MARKS if mark in text), None):
-        raise PromptError(f"{name} contains {found!r}, a mark of the prompt; leave it out")
 
 
 def from_folder(source: PublishedFolder) -> HiggsV3Adapter:

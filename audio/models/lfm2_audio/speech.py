@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +21,9 @@ from mmspec.audio.models.lfm2_audio.detokenizer import FOLDER, read_detokenizer
 from mmspec.audio.models.lfm2_audio.model import Lfm2Audio, read_model
 from mmspec.audio.positions import check_positions
 from mmspec.audio.published_folder import PublishedFolder
-from mmspec.audio.text import split_text
+from mmspec.audio.text import refuse_marks, split_text
 from mmspec.batching.request import PreparedBatch
-from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.head import Head
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
@@ -35,7 +34,6 @@ DRAFT_SETTINGS = ("codebooks", "codes")
 
 MAX_LETTERS = 300  # of a part, about 20 seconds
 START, START_ID = "<|audio_start|>", 128  # before audio
-MARKS = re.compile(r"<\|[^<>|]*\|>")  # that a text must not contain
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,7 @@ class Lfm2AudioAdapter:
         self.voices: Sequence[str] = () if own else ("UK male", "UK female", "US male", "US female")
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        if found := MARKS.search(text):
-            raise PromptError(f"text contains {found.group()[:80]!r}, a mark of the prompt; leave it out")
+        refuse_marks("text", text)
         system = self.options.system or f"Perform TTS. Use the {voice or self.voices[0]} voice."
         pieces = split_text(text, MAX_LETTERS)
         parts = [self.prompt(system, piece) for piece in pieces]

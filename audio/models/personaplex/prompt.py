@@ -51,6 +51,12 @@ def read_voice(file: Path, config: KyutaiConfig) -> SavedVoice:
         raise ModelError(
             f"voice {str(file)!r} has a cache of shape {shape}; it must be [1, {columns}, {least} or more]"
         )
+    most = torch.tensor([config.text_card, *[config.card] * len(config.delays)])[:, None]
+    if bool((latest[0] > most).any()):
+        raise ModelError(
+            f"voice {str(file)!r} has other ids in its cache than the model: texts end at {config.text_card}, codes at "
+            f"{config.card}"
+        )
     return SavedVoice(embeds[:, 0, 0], latest[0].long())
 
 
