@@ -71,13 +71,15 @@ class PreparedText:
         """
         notes = list[str]()
         for i, (tokens, row) in enumerate(zip(parts, rows, strict=True)):
-            if not adapter.codes(tokens).shape[-1]:
-                notes.append(self.silence_note(i))
+            notes += self.notes_on(adapter, i, tokens)
             if row.truncated:
                 notes.append(self.truncation_note(i, row.tokens))
-            if isinstance(adapter, AnswersInWords):
-                notes.append(f"answer: {adapter.answer(tokens)}")
         return notes
+
+    def notes_on(self, adapter: SpeechAdapter, part: int, tokens: Tensor) -> list[str]:
+        """The remarks on the tokens of a part: that they have no audio, and the words of an answer."""
+        silent = [] if adapter.codes(tokens).shape[-1] else [self.silence_note(part)]
+        return [*silent, f"answer: {adapter.answer(tokens)}"] if isinstance(adapter, AnswersInWords) else silent
 
 
 def _beginning(text: str) -> str:

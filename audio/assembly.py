@@ -90,7 +90,9 @@ class AudioAssembler:
                     tokens[output.part].append(output.tokens)
                     ended = len(text.prompts) if output.finished else output.part
                     for i in range(before, ended):
-                        if not tokens[i] or not self._adapter.codes(torch.cat(tokens[i])).shape[-1]:
+                        if tokens[i]:
+                            notes.extend(text.prepared.notes_on(self._adapter, i, torch.cat(tokens[i])))
+                        else:
                             notes.append(text.prepared.silence_note(i))
                         row = engine.row_stats(i)
                         if row is not None and row.truncated:

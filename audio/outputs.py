@@ -92,7 +92,7 @@ class AudioStream(Iterator[NDArray[np.float32]]):
     Args:
         sampling_rate: Samples per second.
         seed: The seed of the text.
-        notes: Remarks for the caller, to which `chunks` adds those on parts without sound.
+        notes: Remarks for the caller, to which `chunks` adds those on parts, such as one without sound.
         truncations: A list to which `chunks` adds a remark for each part that reached its length limit before its end.
     """
 

@@ -177,6 +177,7 @@ def test_recordings_are_encoded_by_mimi(folder: Path) -> None:
     assert out.audio.shape[-1] == 4 * mimi.hop
     chunks = answering.stream("Be kind.", voice="NATF0", seed=1, first=1, every=2)
     np.testing.assert_allclose(np.concatenate(list(chunks), axis=1), out.audio, atol=1e-5)
+    assert chunks.notes == out.notes and out.notes[0].startswith("answer: ")
     file = folder / "voice.wav"
     write_audio(wave, mimi.sampling_rate, file)
     own = load(folder, None, codec=mimi, voice=file)
