@@ -209,7 +209,7 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
     torch.save({**VOICE, "cache": torch.zeros(1, 17, 2)}, tmp_path / "short.pt")
     torch.save({**VOICE, "cache": torch.full((1, 17, 4), CODES)}, tmp_path / "other.pt")
     calls: list[tuple[Any, type[Exception], str]] = [
-        (lambda: load(folder, None)("Be kind."), ArgumentError, "answers a recording; call pipe.with_reference_audio"),
+        (lambda: load(folder, None)("Be kind."), ArgumentError, "reference audio is missing; PersonaPlex answers"),
         (lambda: pipe("Be kind.", voice="NATF9"), ArgumentError, "voice='NATF9' is not allowed; use one of NATF0"),
         (lambda: pipe("Be kind.", recipe="draft"), ArgumentError, "'draft' is not possible for PersonaPlex"),
         (lambda: pipe("Be kind.", recipe="frame"), ArgumentError, "'frame' is not possible for PersonaPlex"),
@@ -222,7 +222,7 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
         (lambda: load(folder, voice=ReferenceCodes("", user(3)[:, :4])), ArgumentError, "voice has codes of shape"),
         (lambda: load(folder, codec=None), ArgumentError, "needs Mimi in the layout of transformers"),
         (lambda: load(folder, draft_model=str(folder)), ArgumentError, "no smaller model was published"),
-        (lambda: load(personaplex(tmp_path / "mute"))("Be kind."), ArgumentError, "a voice is missing; pass config="),
+        (lambda: load(personaplex(tmp_path / "mute"))("Be kind."), ArgumentError, "has no voices; pass config="),
         (
             lambda: mmspec.load(str(folder), processor=object(), config={"codec": Codec()}),
             ArgumentError,

@@ -239,6 +239,8 @@ def test_recordings_come_in_every_form_of_base64() -> None:
          "--voice-file on the command line", "ref_audio", "ref_audio is missing; this model clones voices"),
         (SpeechRequest, "a voice is missing; call pipe.with_reference_audio, or pass --voice-file on the command line",
          "ref_audio", "ref_audio is missing"),
+        (SpeechRequest, "this PersonaPlex has no voices; pass config={'voice': FILE}, a .pt file or a recording", None,
+         "this PersonaPlex has no voices; who runs the server can choose one, a .pt file or a recording"),
         (SpeechRequest, "audio of 250 frames is too long for a voice", "ref_audio",
          "ref_audio of 250 frames is too long for a voice"),
         (SpeechRequest, "the reference audio is too short; it must have more than 2 frames", "ref_audio",

@@ -105,13 +105,15 @@ class PersonaPlexAdapter:
     def read(self, text: str, voice: str | None) -> PreparedText:
         if self.user is None:
             raise ArgumentError(
-                f"{FAMILY} answers a recording; call pipe.with_reference_audio, or pass --voice-file on the command "
-                "line"
+                f"reference audio is missing; {FAMILY} answers a recording: call pipe.with_reference_audio, or pass "
+                "--voice-file on the command line"
             )
         config, chosen = self.model.config, self.voice
         if voice is not None or chosen is None:
             if not self.voices:
-                raise ArgumentError("a voice is missing; pass config={'voice': FILE}, a .pt file or a recording")
+                raise ArgumentError(
+                    f"this {FAMILY} has no voices; pass config={{'voice': FILE}}, a .pt file or a recording"
+                )
             chosen = self._files.read(voice or self.voices[0], config)
         role = text.strip()
         marked = role.startswith("<system>") and role.endswith("<system>")
