@@ -15,7 +15,7 @@ from mmspec.audio.adapter import (
     SupportsFrameHeads,
     SupportsHeads,
 )
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import check_fits_model, load_head

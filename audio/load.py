@@ -69,6 +69,7 @@ PUBLISHED = {
     "StepAudio2ForCausalLM": "mmspec.audio.models.flat.step_audio2:from_folder",
     "MiniCPMO": "mmspec.audio.models.codec_lm.minicpm_o:from_folder",
     "KyutaiTTS": "mmspec.audio.models.kyutai_tts.speech:from_folder",
+    "Lfm2AudioForConditionalGeneration": "mmspec.audio.models.lfm2_audio.speech:from_folder",
     "PersonaPlex": "mmspec.audio.models.personaplex.speech:from_folder",
 }
 # The names under which folders whose config.json names no class are in `PUBLISHED`; `model_type` tells some of them.

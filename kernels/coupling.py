@@ -1,4 +1,4 @@
-"""Kernels 6 and 7: the tokens of the rejected part of a window, for the next one; see `mmspec.sampling.coupling`.
+"""Kernels 6 and 7: the tokens of the rejected part of a window, for the next one; see `mmspec.sampling.ops.TorchOps`.
 
 The maximal coupling keeps a draft with probability min(1, p / q) and samples the others from the residual. The Gumbel
 coupling takes the largest of log p plus noise that is fixed per position, which the kernel makes itself. One program

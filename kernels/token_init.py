@@ -1,4 +1,4 @@
-"""Kernel 8: the drafts of a window, reused ones and new ones; see `mmspec.drafters.init_drafter`.
+"""Kernel 8: the drafts of a window, reused ones and new ones; see `mmspec.drafters.token_init`.
 
 One program per sequence. It takes the tokens of the previous window from the first reused one on, with their
 distributions, and fills the slots after them by token initialization, from left to right: each new token depends on the

@@ -54,14 +54,16 @@ class Recipe:
         if not self.info.drafts and self.rule_name != "exact" and not self.rule.continuous:
             raise ArgumentError(f"recipe {self.name!r} is not possible: plain decoding has no drafts to accept")
         known = {**self.info.knobs, **self.rule.knobs}
-        _load_choices(given)
+        if given.keys() & {"start", "refresh"}:
+            _load_choices(given)
         for knob in given:
             if knob not in known:
                 listed = f"its knobs are {', '.join(known)}" if known else "it has no knobs"
                 raise ArgumentError(f"recipe {self.name!r} has no knob {knob!r}{did_you_mean(knob, known)}; {listed}")
         values = {k: knob.read(f"{self.name}:{k}", given.get(k, knob.default)) for k, knob in known.items()}
         object.__setattr__(self, "knobs", MappingProxyType(values))
-        self._check_jacobi({knob for knob in values if values[knob] != known[knob].default})
+        if changed := self.changed.keys() - {"window"}:
+            self._check_jacobi(changed)
 
     def _check_jacobi(self, changed: set[str]) -> None:
         """Refuses knobs that no value of `start` and `refresh` reads, and two networks."""
@@ -81,6 +83,12 @@ class Recipe:
             raise ArgumentError(
                 f"recipe '{self}' sets refresh and start={start}; take one network, to refresh or to start"
             )
+
+    @property
+    def changed(self) -> dict[str, Value]:
+        """The knobs that do not have their defaults."""
+        known = {**self.info.knobs, **self.rule.knobs}
+        return {knob: value for knob, value in self.knobs.items() if value != known[knob].default}
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -168,11 +176,10 @@ class Recipe:
 
     def with_knobs(self, **knobs: Value) -> Recipe:
         """The same recipe with some knobs changed."""
-        return replace(self, knobs={**self.knobs, **knobs})
+        return replace(self, knobs={**self.changed, **knobs})
 
     def __str__(self) -> str:
-        known = {**self.info.knobs, **self.rule.knobs}
-        changed = [f"{k}={v}" for k, v in self.knobs.items() if v != known[k].default]
+        changed = [f"{knob}={value}" for knob, value in self.changed.items()]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 
     def __reduce__(self) -> tuple[type[Recipe], tuple[str, dict[str, Value]]]:

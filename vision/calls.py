@@ -17,8 +17,7 @@ from mmspec.decoding.step import OnStep, Step, Watch
 from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.recipes import Recipe
 from mmspec.sampling.seeds import row_seeds
-from mmspec.vision.outputs import MAX_IMAGES, ImageOutput, check_output_type, memory_for
-from mmspec.vision.previews import MISSING
+from mmspec.vision.outputs import MAX_IMAGES, MISSING, ImageOutput, check_output_type, memory_for
 
 
 def generate_tokens(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.audio.codec import CodecStream, OverlapStream
-from mmspec.audio.codecs.codec_part import CodecPart
 from mmspec.audio.codecs.convolution import receptive_field
 from mmspec.errors import ModelError
 
@@ -76,3 +76,22 @@ class EnCodecStream:
         steps = hidden.permute(2, 0, 1)
         out, self._state = self._lstm.lstm(steps, self._state)
         return (out + steps).permute(1, 2, 0)
+
+
+class CodecPart:
+    """Layers that `mmspec.audio.codec.OverlapStream` can run.
+
+    Args:
+        layers: Features [B, D, F] to [B, channels, F * hop].
+        hop: Outputs per frame.
+        channels: Channels of the outputs.
+    """
+
+    def __init__(self, layers: Callable[[Tensor], Tensor], hop: int, channels: int) -> None:
+        self.hop = hop
+        self.channels = channels
+        self._layers = layers
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Tensor:
+        return self._layers(codes)

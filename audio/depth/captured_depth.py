@@ -27,10 +27,9 @@ from mmspec.decoding.target import EarlyExit, Target
 from mmspec.hf.causal_target import is_dispatched
 from mmspec.kernels.backend import choose
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.rng import RESAMPLE
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import on_device
 
 # The graphs that sample frames, and that read frames whose codes are given: see
 # `mmspec.decoding.captured_calls.CapturedPart`.
@@ -118,7 +117,7 @@ class DepthGraphs:
 class CapturedDepth:
     """The codes of frames, one after another, by captured calls.
 
-    It is a `mmspec.decoding.target.Target` and a `mmspec.decoding.ahead.ReadsAhead`.
+    It is a `mmspec.decoding.target.Target` and a `mmspec.decoding.target.ReadsAhead`.
 
     Args:
         target: Has as many rows as any frame.
@@ -217,7 +216,7 @@ class CapturedDepth:
         return self.forward_ahead(tokens, Numbers(at))
 
     def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits:
-        """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
+        """As `forward`, for positions that only the device may know; see `mmspec.decoding.target.ReadsAhead`."""
         first, width = self._target.prompt_slots - self._start, tokens.shape[1]
         slot = int(at.host[0]) + first
         if at.there is None and slot >= 0 and (at.host == at.host[0]).all():  # a step of all rows

@@ -31,10 +31,9 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Download, Numbers
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import Download
 
 
 class FrameModel(Protocol):

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_target import DepthDecoder, DepthTarget
-from mmspec.decoding.ahead import read_window
 from mmspec.decoding.processed_target import LogitsProcessor
-from mmspec.decoding.target import cache_bytes
+from mmspec.decoding.target import cache_bytes, read_window
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import Numbers

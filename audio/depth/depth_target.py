@@ -18,7 +18,7 @@ from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.target import EarlyExit
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.transfers import on_device
+from mmspec.sampling.numbers import on_device
 
 
 class DepthDecoder(Protocol):
@@ -112,11 +112,11 @@ class DepthTarget:
         """The logits [R, K - 1, V] of all codes of a frame int64 [B, K] but the first, each from its own head."""
         count, hidden = self._codebooks, self.inputs[0][:, None]
         tokens = frame.repeat(self._factor, 1)
-        codes = [self._decoder.embed(tokens[:, book, None], book) for book in range(count - 1)]
+        codes = torch.cat([self._decoder.embed(tokens[:, book, None], book) for book in range(count - 1)], dim=1)
         slots = torch.arange(count, device=self.device).expand(len(hidden), count)
         self._cache.at(0, count)
         mask = hidden.new_full((1, 1, count, count), torch.finfo(hidden.dtype).min).triu(1)
-        x = torch.cat([hidden, *codes], dim=1)
+        x = self._begun(codes, 0)
         features = self._decoder.run(x, mask.expand(len(x), -1, -1, -1), slots, self._cache)
         return torch.cat([self._decoder.head(features[:, n + 1, None], n) for n in range(count - 1)], dim=1)
 
@@ -135,7 +135,7 @@ class DepthTarget:
         slots = slots.clamp(min=0)
         tokens = torch.where(slots <= 1, first, tokens)
         embeds = self._decoder.embed(tokens, (slots - 1).clamp(0, self._codebooks - 1))
-        embeds = torch.where((slots == 0)[..., None], self.inputs[0][:, None], embeds)
+        embeds = self._with_hidden(embeds, slots)
         self._cache.at_slots(slots, end)
         mask = additive_mask(torch.arange(end, device=self.device) <= slots[..., None], embeds.dtype)
         features = self._decoder.run(embeds, mask, slots, self._cache)
@@ -145,10 +145,9 @@ class DepthTarget:
         """The logits [R, 1, V] of one code: see `mmspec.audio.depth.captured_depth.CapturableDepth.code`."""
         slot, of_first = number + 1, before is None
         tokens = self.inputs[1] if before is None else before
-        embeds = self._decoder.embed(tokens.repeat(self._factor, 1), number)
-        if of_first:
-            embeds = torch.cat([self.inputs[0][:, None], embeds], dim=1)
-        first, width = slot + 1 - embeds.shape[1], embeds.shape[1]
+        first = 0 if of_first else slot
+        embeds = self._begun(self._decoder.embed(tokens.repeat(self._factor, 1), number), first)
+        width = embeds.shape[1]
         slots = torch.arange(first, slot + 1, device=self.device).expand(len(embeds), width)
         self._cache.at(first, slot + 1)
         mask = embeds.new_zeros(1, 1, width, slot + 1)
@@ -156,6 +155,14 @@ class DepthTarget:
             mask[..., 0, 1].fill_(torch.finfo(mask.dtype).min)  # the hidden state does not see the first code
         features = self._decoder.run(embeds, mask.expand(len(embeds), -1, -1, -1), slots, self._cache)
         return self._decoder.head(features[:, -1:], number)
+
+    def _with_hidden(self, embeds: Tensor, slots: Tensor) -> Tensor:
+        """What the decoder reads in slots int64 [R, W]: embeddings [R, W, D] of codes, the hidden state in slot 0."""
+        return torch.where((slots == 0)[..., None], self.inputs[0][:, None], embeds)
+
+    def _begun(self, embeds: Tensor, first: int) -> Tensor:
+        """The same in the slots from `first` on; of slot 0 there is no embedding."""
+        return embeds if first else torch.cat([self.inputs[0][:, None], embeds], dim=1)
 
     @property
     def rows(self) -> int:

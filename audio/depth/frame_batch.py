@@ -29,12 +29,11 @@ from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.decoding.windows import NOTHING
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
-from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.numbers import Download, Numbers, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Verdict, sampled
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import Download
 
 
 class FrameBatch:

@@ -11,9 +11,9 @@ from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
 from mmspec.audio.depth.frame_batch import PreparedFrames
 from mmspec.audio.depth.frame_windows import NO_HEADS, PreparedFrameWindows, frames_ahead, prepare_frame_windows
 from mmspec.batching.call import decode_rows
-from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStats, OnStep, Watch
+from mmspec.decoding.window_policy import AdaptiveWindows, adaptive_windows_of
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 

@@ -28,22 +28,21 @@ from mmspec.audio.depth.depth_decoding import (
     given_constraint,
     refuse_entropy,
 )
-from mmspec.batching.request import PreparedRows
-from mmspec.decoding.adaptive_window import AdaptiveWindows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.default_window import window_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import UNWATCHED, Watch
 from mmspec.decoding.target import cache_bytes
+from mmspec.decoding.window_policy import AdaptiveWindows
 from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.numbers import Numbers, on_device, upload
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import on_device
 
 MAX_AHEAD = 16  # frames in a window
 NO_HEADS: Mapping[str, Head] = MappingProxyType({})

@@ -11,15 +11,15 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmspec.batching.call import decode_rows
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStats, OnStep, Watch
 from mmspec.decoding.target import Target
 from mmspec.decoding.to_end import Decoded
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.request import GenerateRequest
 from mmspec.recipes import Recipe

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.multi_codebook.history import ColumnHistory, EndRule
-from mmspec.decoding.ahead import reads_ahead
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
-from mmspec.decoding.target import EarlyExit, cache_bytes
+from mmspec.decoding.target import EarlyExit, cache_bytes, reads_ahead
 from mmspec.hf.causal_target import CausalTarget
 from mmspec.kernels.backend import choose
 from mmspec.sampling.logits import Logits

@@ -22,11 +22,11 @@ from mmspec.audio.spoken.script import Script
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import alphabet, read, script
 from mmspec.audio.spoken.transformer import STOP, SpokenTransformer
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
-from mmspec.decoding.adaptive_window import AdaptiveWindows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.window_policy import AdaptiveWindows
 from mmspec.heads.head import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

@@ -11,7 +11,7 @@ import torch
 
 import mmspec
 from mmspec.batching.call import decode_rows
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.gear import Gear
 from mmspec.decoding.quantized_cache import cache_distance, quantized_cache
 from mmspec.metrics.prompts import read_prompts

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmspec.batching.call import decode_rows
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import Watch

@@ -10,9 +10,9 @@ Definitions:
   Other samples give other numbers: the interval is a 95 % bootstrap over samples, too narrow for very few of them.
 - **predicted**: at a width between those that were run, the logarithm of tokens per call is taken as a polynomial of
   the logarithm of the width.
-- **cost**: seconds of a target call with everything around it over those of plain decoding, at batch 1; the median of
-  some samples, without the first, which warms up.
-- **speed-up** is always a prediction: tokens per call over the cost.
+- **cost**: seconds of a target call with everything around it over those of plain decoding of the same sample, at
+  batch 1; the median of some samples, without the first, which warms up.
+- **speed-up** is always a prediction: tokens per call over the cost. Its interval has the least and the largest cost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mmspec.recipes import Recipe, parse
 
 PLAIN = parse(BASELINE)
 WIDTHS = (4, 8, 16, 32, 64)  # every other one is run, and the last
-TIMED = 3  # samples that are timed one by one
+TIMED = 4  # samples that are timed one by one
 PAYS = 1.05  # predicted speed-up, at the lower end of its interval, below which speculation is not worth its while
 FEW_TESTS = 20  # tested drafts of a slot below which its acceptance says nothing
 
@@ -152,23 +152,22 @@ def predict(
         for recipe in timed:  # in turns, so that a machine that slows down does so for all of them
             stats = run(recipe, sample % len(prompts), 1)
             seconds[recipe].append(stats.seconds / stats.target_calls)
-    costs = {recipe: median(several[1:]) for recipe, several in seconds.items()}
-    rows = [
-        _row(each, found, costs[each] / costs[PLAIN])
-        for recipe, found in counted.items()
-        for each in at_widths(recipe, length)
-    ]
-    best = max(rows, key=lambda row: row.speedup.value)
+    costs = {
+        recipe: [call / step for call, step in zip(several[1:], seconds[PLAIN][1:], strict=True)]
+        for recipe, several in seconds.items()
+    }
+    rows = [_row(each, found, costs[each]) for recipe, found in counted.items() for each in at_widths(recipe, length)]
+    paying = [row for row in rows if row.speedup.low >= PAYS]
     return Report(
         samples=len(prompts),
         tokens=plain.tokens / len(prompts),
         bits_per_token=plain.entropy,
-        plain_seconds=costs[PLAIN],
+        plain_seconds=median(seconds[PLAIN][1:]),
         acceptance={
             str(at_widths(recipe, length)[-1]): _acceptance(found[max(found)]) for recipe, found in counted.items()
         },
         rows=rows,
-        best=best if best.speedup.low >= PAYS else None,
+        best=max(paying, key=lambda row: row.speedup.value, default=None),
         refused=refused,
     )
 
@@ -203,7 +202,7 @@ def interpolated(width: int, known: Mapping[int, float]) -> float:
     return float(np.clip(np.exp(np.polyval(curve, np.log2(width))), min(near), max(near)))
 
 
-def _row(recipe: Recipe, found: Mapping[int, Stats], cost: float) -> Prediction:
+def _row(recipe: Recipe, found: Mapping[int, Stats], costs: Sequence[float]) -> Prediction:
     """The prediction for a recipe, from the statistics of those widths that were run."""
     counts = {width: np.array([(row.tokens, row.target_calls) for row in stats.rows]) for width, stats in found.items()}
 
@@ -212,7 +211,8 @@ def _row(recipe: Recipe, found: Mapping[int, Stats], cost: float) -> Prediction:
         return interpolated(recipe.window, {width: float(tokens / calls) for width, (tokens, calls) in sums.items()})
 
     interval = bootstrap(gained, min(len(each) for each in counts.values()))
-    speedup = Interval(*(value / cost for value in (interval.value, interval.low, interval.high)))
+    cost = median(costs)
+    speedup = Interval(interval.value / cost, interval.low / max(costs), interval.high / min(costs))
     return Prediction(str(recipe), recipe.window in found, interval, cost, speedup)
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mmspec.batching.request import PreparedRows
-from mmspec.decoding.assembly import NO_RESOURCES
+from mmspec.decoding.assembly import NO_RESOURCES, PreparedRows
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.to_end import decode_to_end

@@ -15,8 +15,7 @@ from mmspec.media.images import read_image
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord
 from mmspec.metrics.evaluation.media import is_audio
 from mmspec.metrics.extractors.image import Images
-from mmspec.metrics.image import scenes_regions, shapes_regions
-from mmspec.metrics.image.regions import REGIONS, regions
+from mmspec.metrics.image.regions import REGIONS, regions, scenes_objects, shapes_objects
 from mmspec.metrics.report.grid import grid, interval_cell, number_cell
 from mmspec.metrics.report.markup import Element
 from mmspec.vision.scenes import domain as scenes
@@ -45,8 +44,8 @@ class Domain:
 
 
 DOMAINS = (
-    Domain(shapes.IMAGE_SIZE, shapes_grammar.parse, shapes_regions.object_pixels),
-    Domain(scenes.IMAGE_SIZE, scenes_grammar.parse, scenes_regions.object_pixels),
+    Domain(shapes.IMAGE_SIZE, shapes_grammar.parse, shapes_objects),
+    Domain(scenes.IMAGE_SIZE, scenes_grammar.parse, scenes_objects),
 )
 
 

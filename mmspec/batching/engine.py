@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import uuid
@@ -244,11 +243,12 @@ class Engine:
         free = min(self.max_rows - running, self._max_prefill)
         by_kind: dict[Hashable, list[Row]] = {}
         with self._lock:
-            room = self._room() - sum(map(self._bytes_of, again))
+            room = self._room(again)
             while free > 0 and len(self._queue):
-                room -= self._bytes_of(self._queue.peek())
-                if room < 0 and (self._groups or again or by_kind):
-                    break
+                if room is not None:
+                    room -= self._bytes_of(self._queue.peek())
+                    if room < 0 and (self._groups or again or by_kind):
+                        break
                 row = self._queue.pop()
                 by_kind.setdefault((row.kind, row.prompt.kind), []).append(row)
                 if row.progress.started is None:
@@ -259,16 +259,16 @@ class Engine:
             outputs += self._start(rows)
         return outputs
 
-    def _room(self) -> float:
-        """Bytes of KV cache that more rows may take."""
+    def _room(self, again: Sequence[Row]) -> int | None:
+        """Bytes of KV cache that rows may take besides the running ones and those that start again; None for any."""
         if self._max_cache_bytes is None:
-            return math.inf
-        return self._max_cache_bytes - sum(group.running * group.row_bytes for group in self._groups)
+            return None
+        used = sum(group.running * group.row_bytes for group in self._groups)
+        return self._max_cache_bytes - used - sum(map(self._bytes_of, again))
 
-    def _bytes_of(self, row: Row) -> float:
+    def _bytes_of(self, row: Row) -> int:
         """Bytes of KV cache of a row. Rows of which none has been decoded take the whole room, one at a time."""
-        if self._max_cache_bytes is None:
-            return 0.0
+        assert self._max_cache_bytes is not None
         return self._row_bytes.get((row.kind[:-1], row.prompt.kind), self._max_cache_bytes)
 
     def _start(self, rows: list[Row]) -> list[RequestOutput]:
@@ -286,10 +286,11 @@ class Engine:
             if group is not None:
                 self._drop(group)
             return self._fail(rows, error)
-        if len(self._row_bytes) > MOST_KINDS:
-            self._row_bytes.clear()
-        self._row_bytes[rows[0].kind[:-1], rows[0].prompt.kind] = group.row_bytes
-        outputs = self._collect(group)
+        if self._max_cache_bytes is not None:
+            if len(self._row_bytes) > MOST_KINDS:
+                self._row_bytes.clear()
+            self._row_bytes[rows[0].kind[:-1], rows[0].prompt.kind] = group.row_bytes
+        outputs = self._given_out(group)
         if not group.rows:
             return outputs
         for running in self._groups:
@@ -314,6 +315,10 @@ class Engine:
         except Exception as error:
             self._drop(group)
             return self._fail(rows, error)
+        return self._given_out(group)
+
+    def _given_out(self, group: Group) -> list[RequestOutput]:
+        """The outputs of a group after its calls, if any are to be given out now."""
         return self._collect(group) if self._streams or group.has_finished_rows else []
 
     def _collect(self, group: Group) -> list[RequestOutput]:
@@ -449,7 +454,8 @@ class Engine:
         self._retries = [[row for row in rows if not row.progress.done] for rows in self._retries]
         with self._lock:
             self._requests.pop(progress.request.id, None)
-            self._queue.remove(lambda row: row.progress is progress)
+            if len(self._queue):
+                self._queue.remove(lambda row: row.progress is progress)
             if progress.started is None:
                 self._waiting -= 1
 

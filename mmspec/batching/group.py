@@ -128,13 +128,15 @@ class Group:
         """Reads the prompts and samples the first tokens."""
         with torch.inference_mode():
             self.batch.start()
-        self._set_policy()
+        if self._shared:
+            self._set_policy()
 
     def step(self) -> None:
         """Decodes one window."""
         clock = self.batch.meter.clock
         clock.skip()  # other groups have been decoded since the last window
-        self._set_policy()
+        if self._shared:
+            self._set_policy()
         with torch.inference_mode():
             self.batch.step()
         clock.lap("other")
@@ -181,7 +183,7 @@ class Group:
     def _set_policy(self) -> None:
         """With `window=auto`, the policy for the number of running rows, to the next power of two."""
         running = self.running
-        if not self._shared or not running:
+        if not running:
             return
         load = 1 << max(running - 1, 0).bit_length()
         if self._recipe.auto and load != self._load:

@@ -8,15 +8,10 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from mmspec.decoding.assembly import build_rule, running_batch, window_policy, with_window
-from mmspec.decoding.batch import BatchState
-from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.rows import JoinableBatch
-from mmspec.decoding.stats import Meter, Stats
+from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import UNWATCHED, Watch
-from mmspec.decoding.target import Target
 from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -164,38 +159,6 @@ class PreparedBatch(Protocol):
             watch: What to show of the decoding.
         """
         ...
-
-
-@dataclass(frozen=True)
-class PreparedRows:
-    """Rows that one target decodes, token by token or column by column; a `PreparedBatch`.
-
-    Attributes:
-        target: The model with the prompts of the rows, before its prefill.
-        layout: The sequences to generate.
-        samplings: Sampling parameters, one per row.
-        resources: The resources of the model for drafters.
-        limits: The largest number of tokens of each row; None is the length of the layout.
-        seeds: Seeds of the rows that replace those of their prompts; None keeps these.
-    """
-
-    target: Target
-    layout: Layout
-    samplings: Sequence[SamplingParams]
-    resources: DraftResources
-    limits: Sequence[int] | None = None
-    seeds: Sequence[int] | None = None
-    tokens: Callable[[Tensor], Tensor] | None = None
-    recipe: Recipe | None = None
-
-    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
-        target, layout, samplings, resources = self.target, self.layout, self.samplings, self.resources
-        recipe = with_window(recipe, target)
-        state = BatchState(self.seeds or seeds, layout, recipe.window, target.device, self.limits)
-        sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
-        policy = window_policy(recipe, samplings, len(seeds), resources, layout.length)
-        meter = Meter(target.device, len(seeds), watch.measure_entropy, window=recipe.window)
-        return running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter, watch.on_step)
 
 
 class EnginePipeline(Protocol):

@@ -12,6 +12,7 @@ import typer
 
 from mmspec import limits
 from mmspec.cli.bench_steps import bench_steps
+from mmspec.cli.builtin_prompts import builtin_prompts
 from mmspec.cli.exactness_gate import gate_on
 from mmspec.cli.limited import say_limit
 from mmspec.cli.model_options import DType, Weights
@@ -92,11 +93,13 @@ def bench_image(
     chosen, sizes = _plan(recipes, batch, output)
 
     from mmspec.metrics.bench.recipes import SamplingOverrides
-    from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
+    from mmspec.metrics.prompts import read_prompts
 
-    texts = read_prompts(prompts, limit, BY_MODEL.get(model, BUILTIN))
-    say_limit(limit, len(texts))
+    texts = read_prompts(prompts, limit)  # before the model is loaded, which takes longer
     pipe = load_image_generator(model, device, drafter, dtype=dtype)
+    if prompts == "builtin":
+        texts = list(builtin_prompts(model, pipe))[:limit]
+    say_limit(limit, len(texts))
     score = attribute_score(model) if model in ("shapes", "scenes") else None
     overrides = SamplingOverrides(temperature, top_k, top_p, guidance_scale, min_p, typical_p)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, as_json, log_every)

@@ -13,6 +13,7 @@ import typer
 
 from mmspec import limits
 from mmspec.cli.bench import Prompts, split_recipes
+from mmspec.cli.builtin_prompts import builtin_prompts
 from mmspec.cli.model_options import DType, Weights
 from mmspec.cli.options import (
     Device,
@@ -82,13 +83,11 @@ def bench_predict(
 
     from mmspec.metrics.bench.predict import calls, predict
     from mmspec.metrics.bench.recipes import SamplingOverrides
-    from mmspec.metrics.prompts import BUILTIN, BY_MODEL, SPEECH, read_prompts
-    from mmspec.pipeline import makes_audio
+    from mmspec.metrics.prompts import read_prompts
 
     pipe = load_pipeline(model, device, drafter, dtype)
     if prompt is None:
-        builtin = BY_MODEL.get(model, SPEECH if makes_audio(pipe) else BUILTIN)
-        texts = read_prompts(prompts, None, builtin)
+        texts = read_prompts(prompts, None, builtin_prompts(model, pipe))
         texts = [texts[i * max(len(texts), samples) // samples % len(texts)] for i in range(samples)]  # from all of it
     else:
         texts = [prompt] * samples

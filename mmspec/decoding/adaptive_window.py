@@ -10,19 +10,15 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from math import sqrt
 from statistics import median
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from mmspec.decoding.window_policy import Committed
 from mmspec.environment.setup_work import setups
 from mmspec.knobs import LARGEST
 
-if TYPE_CHECKING:
-    from mmspec.decoding.adaptive_branching import AdaptiveBranching
-
 _CHANCE, _CALLS = 0.8, 8.0  # the chance to accept a draft that is hoped for at first, and the calls that it is worth
 _FORGET = 0.98  # of what a width has gained, what is left after each of its calls
 _GAIN = 1.05  # tokens per second that drafts must gain over single steps
+_APART, _SURE = 1.2, 8  # as long as rows advance together, unless so many calls have told: apart, they cannot go back
 _STEPS, _TIMED = 16, 3  # consecutive single steps while drafting does not pay, and while their cost is unknown
 _FIRST_COST = 1.5  # single steps that a first window is taken to cost
 _SHORTEST = 1e-9  # seconds of a call: clocks may stand still, or be set back
@@ -54,6 +50,8 @@ class AdaptiveWindow:
         widths: The widths to choose from, ascending.
     """
 
+    learns = True
+
     def __init__(self, largest: int = LARGEST) -> None:
         self.widths = [2**n for n in range(largest.bit_length())]
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=9))  # of the latest calls, by width
@@ -73,6 +71,7 @@ class AdaptiveWindow:
         self._account = self._start if self._is_new else known
         self._last_row = self._account  # the account by the row with the fewest tokens, without limits
         self._first = True  # whether no call of this run has been recorded
+        self._in_step = True  # whether all windows of this run were taken together
         self._before = 0  # the width of the latest call
 
     def rate(self, width: int) -> float:
@@ -91,7 +90,8 @@ class AdaptiveWindow:
         """The width with the most tokens per second; 1 if drafts gain too little over single steps."""
         known = (width for width in self.widths[1:] if self._calls[width] * self._rows > 1)
         fastest = max(known, key=self.rate, default=1)
-        return fastest if self.rate(fastest) >= _GAIN * self.rate(1) else 1
+        is_doubtful = self._in_step and self._rows > 1 and self._calls[fastest] <= _SURE
+        return fastest if self.rate(fastest) >= (_APART if is_doubtful else _GAIN) * self.rate(1) else 1
 
     @property
     def _knows_steps(self) -> bool:
@@ -147,6 +147,7 @@ class AdaptiveWindow:
         if setups() != self._setups:
             return
         before, self._before = self._before, width
+        self._in_step &= width == 1 or committed.together
         seconds = max(_SHORTEST, committed.seconds)
         self._pay(width, committed, committed.gain * committed.calls)
         if is_first:  # the beginning is like no other part: images begin with empty background
@@ -227,14 +228,3 @@ class AdaptiveWindow:
 def _expected(chance: float, width: int) -> float:
     """Tokens that a call of `width` tokens gains if each draft is accepted with `chance`."""
     return (1 - chance**width) / (1 - chance) if chance < 1 else float(width)
-
-
-# By recipe, batch size and whether guidance is on.
-AdaptiveWindows = dict[tuple[str, int, bool], "AdaptiveWindow | AdaptiveBranching"]
-
-_WINDOWS: WeakKeyDictionary[object, AdaptiveWindows] = WeakKeyDictionary()
-
-
-def adaptive_windows_of(model: object) -> AdaptiveWindows:
-    """The policies of a model's earlier runs, by recipe, batch size and whether guidance is on."""
-    return _WINDOWS.setdefault(model, {})

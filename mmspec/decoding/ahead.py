@@ -19,35 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.target import Target
+from mmspec.decoding.target import ReadsAhead, reads_ahead
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.logits import Logits
-from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
-
-
-class ReadsAhead(Protocol):
-    """A target that can read a window whose positions only the device knows."""
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether it can do so now, unless the call fails."""
-        ...
-
-    def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits | None:
-        """As `mmspec.decoding.target.Target.forward`.
-
-        Args:
-            tokens: int64 [B, W], of the vocabulary even where the tokens before are not, as their distributions are
-                invalid.
-            at: [B], the positions of the first tokens. Those on the device count; the host's are at least those.
-
-        Returns:
-            The logits, or None if the host's numbers are needed; the target is then as before.
-        """
-        ...
 
 
 class DraftsAhead(Protocol):
@@ -140,19 +116,6 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
     if not (_has(drafter, "drafts_ahead", "draft_ahead") and cast(DraftsAhead, drafter).drafts_ahead):
         return None
     return Ahead(cast(ReadsAhead, target), cast(SamplesAhead, sampler), cast(DraftsAhead, drafter))
-
-
-def reads_ahead(target: object) -> bool:
-    """Whether a target is a `ReadsAhead`, and can read ahead now."""
-    return _has(target, "reads_ahead", "forward_ahead") and cast(ReadsAhead, target).reads_ahead
-
-
-def read_window(target: Target, tokens: Tensor, at: Numbers) -> Logits:
-    """`Target.forward`; a target that reads ahead is given the positions that are on the device already."""
-    found = None
-    if at.there is not None and reads_ahead(target):
-        found = cast(ReadsAhead, target).forward_ahead(tokens, at)
-    return target.forward(tokens, at.host) if found is None else found
 
 
 def _has(part: object, *names: str) -> bool:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmspec.arguments import missing, shown
-from mmspec.decoding.adaptive_window import AdaptiveWindow
+from torch import Tensor
+
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.default_window import window_of
-from mmspec.decoding.foreign_parts import checked_rule
+from mmspec.decoding.foreign_parts import checked_drafter, checked_rule
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
-from mmspec.decoding.no_gain import tell_of_trees
 from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.step import OnStep
+from mmspec.decoding.step import UNWATCHED, OnStep, Watch
 from mmspec.decoding.target import Target, TreeTarget
 from mmspec.decoding.window_policy import FixedWindow, WindowPolicy
 from mmspec.decoding.windows import Windows
@@ -27,12 +27,44 @@ from mmspec.registry import RULES, heads, refreshes, starts
 from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
-from mmspec.ways_to_draft import ways_to_draft
+from mmspec.ways_to_draft import RECIPES, ways_to_draft
 
 if TYPE_CHECKING:
     from mmspec.codebook import Codebook
 
 NO_RESOURCES = DraftResources()
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """Rows that one target decodes, token by token or column by column; a `mmspec.batching.request.PreparedBatch`.
+
+    Attributes:
+        target: The model with the prompts of the rows, before its prefill.
+        layout: The sequences to generate.
+        samplings: Sampling parameters, one per row.
+        resources: The resources of the model for drafters.
+        limits: The largest number of tokens of each row; None is the length of the layout.
+        seeds: Seeds of the rows that replace those of their prompts; None keeps these.
+    """
+
+    target: Target
+    layout: Layout
+    samplings: Sequence[SamplingParams]
+    resources: DraftResources
+    limits: Sequence[int] | None = None
+    seeds: Sequence[int] | None = None
+    tokens: Callable[[Tensor], Tensor] | None = None
+    recipe: Recipe | None = None
+
+    def batch(self, recipe: Recipe, seeds: Sequence[int], watch: Watch = UNWATCHED) -> RunningBatch:
+        target, layout, samplings, resources = self.target, self.layout, self.samplings, self.resources
+        recipe = with_window(recipe, target)
+        state = BatchState(self.seeds or seeds, layout, recipe.window, target.device, self.limits)
+        sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
+        policy = window_policy(recipe, samplings, len(seeds), resources, layout.length)
+        meter = Meter(target.device, len(seeds), watch.measure_entropy, window=recipe.window)
+        return running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter, watch.on_step)
 
 
 def running_batch(
@@ -47,18 +79,10 @@ def running_batch(
     meter: Meter,
     on_step: OnStep | None = None,
 ) -> RunningBatch:
-    """A batch that is ready to be decoded, with the recipe's drafter.
+    """A `RunningBatch` with the recipe's drafter, which is built with the resources of the model.
 
     Args:
-        target: The model with its prompts.
-        recipe: How to decode.
-        sampler: The target's sampler.
-        state: The batch; holds the result afterwards.
         samplings: Sampling parameters, one per row; empty for vectors.
-        resources: The resources of the model for drafters.
-        policy: Chooses the width of each window.
-        meter: Counts calls, tokens and seconds.
-        on_step: Called after every target call.
 
     Raises:
         ArgumentError: If the recipe needs a resource that the model does not provide.
@@ -68,7 +92,10 @@ def running_batch(
     drafter = None
     if recipe.info.drafts:
         rows = len(state.ids)
-        tell_of_trees(recipe, target)
+        if recipe.info.tree:
+            from mmspec.decoding.no_gain import tell_of_trees
+
+            tell_of_trees(recipe, target)
         drafter = build_drafter(recipe, state.layout, target, samplings, resources, sampler, rows)
     windows = windows_of(recipe)
     return RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, windows)
@@ -124,23 +151,9 @@ def build_drafter(
         raise ArgumentError(f"recipes with a tree are not possible here: {type(target).__name__} reads windows only")
     known = heads().usable(), starts().usable(), refreshes().usable()
     context = DraftingContext(recipe, layout, target, samplings, resources, sampler, batch_size, *known)
-    make = resolve(builder)
-    builder = getattr(builder, "__qualname__", builder)
-    if not callable(make):
-        raise PluginError(f"the builder '{builder}' of recipe {recipe.name!r} must be a function, not {shown(make)}")
-    drafter = make(context)
-    members = ("propose", "observe", "calls", *(["verify"] if recipe.info.tree else []))
-    if lacks := missing(drafter, members):
-        raise PluginError(
-            f"the builder '{builder}' of recipe {recipe.name!r} must return a "
-            f"{'TreeDrafter' if recipe.info.tree else 'Drafter'}, not {shown(drafter)}, which has no {', '.join(lacks)}"
-        )
-    if not hasattr(drafter, "ROWS") and hasattr(drafter, "select_rows"):
-        raise PluginError(
-            f"the builder '{builder}' of recipe {recipe.name!r} made a {type(drafter).__name__} with select_rows; name "
-            "its attributes with a value per row in ROWS instead, see docs/adding-a-drafter.md"
-        )
-    return drafter
+    if recipe.info is RECIPES.get(recipe.parts[0]):
+        return resolve(builder)(context)
+    return checked_drafter(builder, context)
 
 
 def build_rule(recipe: Recipe, resources: DraftResources) -> Accept:
@@ -192,6 +205,8 @@ def window_policy(
     """
     if not recipe.auto:
         return FixedWindow(recipe.window) if recipe.info.drafts else FixedWindow(1, plain_steps=length)
+    from mmspec.decoding.adaptive_window import AdaptiveWindow  # what most recipes do without
+
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
     largest = min(largest, getattr(head, "count", LARGEST) + 1)  # Medusa and Hydra heads are so many

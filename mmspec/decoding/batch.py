@@ -15,11 +15,10 @@ from torch import Tensor
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.step import Step, TokensSoFar
 from mmspec.decoding.window_inputs import RECENT, WindowInputs, split_numbers
-from mmspec.sampling.chosen_ops import ops_on
-from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.numbers import Numbers, on_device, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
-from mmspec.sampling.transfers import on_device
+from mmspec.sampling.sampler import ops_on
 from mmspec.sampling.tree import Tree, TreeDraws
 
 
@@ -272,8 +271,8 @@ class BatchState:
         limits = self._limits[self.ids]
         self._keep(start, on_host)
         gained = np.minimum(accepted + 1, limits - start) * self.is_running
-        if (ends := self._ends(tokens, start, gained, on_host)) is not None:
-            ended = ends & (np.arange(width) < gained[:, None])
+        if self.layout.may_end:
+            ended = self._ends(tokens, start, gained, on_host) & (np.arange(width) < gained[:, None])
             stops = ended.any(1)
             if stops.any():
                 gained = np.where(stops, ended.argmax(1) + 1, gained)
@@ -315,17 +314,17 @@ class BatchState:
         start: NDArray[np.int64],
         gained: NDArray[np.int64],
         on_host: NDArray[np.int64] | None = None,
-    ) -> NDArray[np.bool_] | None:
-        """Which of `tokens` [B, W, *cell], written from `start` on, end their row: host bool [B, W], or None."""
+    ) -> NDArray[np.bool_]:
+        """Which of `tokens` [B, W, *cell], written from `start` on, end their row: host bool [B, W]."""
         # `start` and `gained` are host int64 [B]: tokens before them, and those that a row keeps if none ends it.
-        layout, ends = self.layout, None
+        layout, ends = self.layout, np.zeros(tokens.shape[:2], dtype=bool)
         if layout.ends is not None:
             ends = layout.ends(tokens if on_host is None else torch.from_numpy(on_host)).cpu().numpy()
         elif layout.eos:
             ends = np.isin(tokens.cpu().numpy() if on_host is None else on_host, list(layout.eos))
         if layout.stops is None:
             return ends
-        ends = np.zeros(tokens.shape[:2], dtype=bool) if ends is None else ends.copy()
+        ends = ends.copy()
         for row, first, count, ended in zip(self.ids, start, gained, ends, strict=True):
             stops = self._stops[row]
             if stops is None:

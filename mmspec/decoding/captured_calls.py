@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.decoding.attention_backends import with_plans
-from mmspec.decoding.graph_capture import RefusesSynchronization, capturing, streams
+from mmspec.decoding.graph_capture import RefusesSynchronization, capturing, streams, with_plans
 from mmspec.decoding.target import EarlyExit
 from mmspec.environment.setup_work import record_setup
 

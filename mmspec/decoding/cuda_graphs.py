@@ -38,9 +38,8 @@ from mmspec.decoding.target import (
     skips_layers,
 )
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.rows import put_rows
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 
 _STEP = 128  # slots by which the part of the cache that is read grows
@@ -195,7 +194,7 @@ class CUDAGraphTarget:
         return self._all_rows and self._graphs.works()
 
     def forward_ahead(self, tokens: Tensor, at: Numbers, early_exit: EarlyExit | None = None) -> Logits | None:
-        """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
+        """As `forward`, for positions that only the device may know; see `mmspec.decoding.target.ReadsAhead`."""
         both = self._replay(tokens, at, early_exit)
         return None if both is None else split_cfg(both, self._cfg_factor(early_exit) == 2)
 

@@ -20,8 +20,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 
-from mmspec.decoding.no_gain import weights
 from mmspec.decoding.resources import ChosenRecipe
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,22 @@ def window_of(recipe: ChosenRecipe, target: Any) -> int:
         f"{size / 2**20:,.0f} MiB of float32 weights for it"
     )
     return RESAMPLED_IN_FLOAT32
+
+
+def weights(target: Any) -> list[nn.Parameter]:
+    """The weights of a module, or of the modules of a target and of the targets that it wraps."""
+    found, wrapped, seen = dict[int, nn.Parameter](), [target], set[int]()
+    while wrapped:
+        each = wrapped.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        for part in (each, *getattr(each, "__dict__", {}).values()):
+            if isinstance(part, nn.Module):
+                found |= {id(weight): weight for weight in part.parameters()}
+            elif hasattr(part, "prefill"):
+                wrapped.append(part)
+    return list(found.values())
 
 
 @cache

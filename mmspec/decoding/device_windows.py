@@ -14,7 +14,6 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.drafter import UploadsWithWindow
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.windows import NOTHING, LaunchedWindow, Windows
-from mmspec.sampling.acceptance import FeatureRule
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Verdict
@@ -32,7 +31,6 @@ class DeviceWindows(Windows):
         self._next: LaunchedWindow | None = None  # the next window, where its call was launched ahead
         self._is_written = False  # whether the device has committed the window
         self._uploads = isinstance(self.drafter, UploadsWithWindow)
-        self._reads_features = isinstance(self.rule, FeatureRule)
 
     def launch(self, width: int, plain_draws: Iterator[WindowRNG]) -> LaunchedWindow:
         """The window that was launched ahead, or another one in its place."""

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.arguments import refused
+from mmspec.arguments import missing, refused, shown
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
+from mmspec.environment.importing import resolve
+from mmspec.errors import PluginError
 from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.tree import TreeDraft
@@ -52,6 +55,30 @@ def checked_rule(name: str, rule: Any) -> Accept:
         return rule
     checked = CheckedRule(name, accept)
     return replace(rule, accept=checked) if isinstance(rule, FeatureRule) else checked
+
+
+def checked_drafter(builder: Any, context: DraftingContext) -> Any:
+    """Builds the drafter of another package.
+
+    Args:
+        builder: The builder of the recipe, or "module:function".
+
+    Raises:
+        PluginError: If it cannot be loaded, or does not return a drafter.
+    """
+    make, recipe = resolve(builder), context.recipe
+    what = f"the builder '{getattr(builder, '__qualname__', builder)}' of recipe {recipe.name!r}"
+    if not callable(make):
+        raise PluginError(f"{what} must be a function, not {shown(make)}")
+    drafter, kind = make(context), "TreeDrafter" if recipe.info.tree else "Drafter"
+    if lacks := missing(drafter, ("propose", "observe", "calls", *(["verify"] if recipe.info.tree else []))):
+        raise PluginError(f"{what} must return a {kind}, not {shown(drafter)}, which has no {', '.join(lacks)}")
+    if not hasattr(drafter, "ROWS") and hasattr(drafter, "select_rows"):
+        raise PluginError(
+            f"{what} made a {type(drafter).__name__} with select_rows; name its attributes with a value per row in "
+            "ROWS instead, see docs/adding-a-drafter.md"
+        )
+    return drafter
 
 
 def check_draft(drafter: Any, method: str, draft: Any, state: BatchState, count: int) -> None:

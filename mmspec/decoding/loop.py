@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,17 @@ Cut = Callable[[Any, NDArray[np.bool_]], Any]
 
 # Rows that have finished stay in the batch until one in so many has: dropping rows copies the KV cache of the others.
 _KEPT = 4
+
+
+class _Counts(NamedTuple):
+    """What was counted before a window: rows, their tokens, target calls, drafts, the time."""
+
+    ids: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    target_calls: int
+    tested: int
+    accepted: int
+    seconds: float
 
 
 class RunningBatch:
@@ -125,11 +136,10 @@ class RunningBatch:
     def step(self) -> bool:
         """Decodes one window, or the plain steps that the policy takes instead; returns whether any row is running."""
         state, policy, windows = self.state, self._policy, self._windows
-        running = np.asarray(state.running())
+        running = state.running()
         whole = len(running) == self._rows
         width = policy.choose() if whole else policy.settled()
-        ids = state.ids[running[np.argsort(state.length[running], kind="stable")]]
-        before, start = self._counts(ids), self._clock()
+        before = self._counts(running) if policy.learns else None
         together = width > 1 and whole and windows.advances_together and policy.together() and _is_aligned(state)
         windows.given_up = False
         if width == 1:
@@ -137,16 +147,12 @@ class RunningBatch:
         else:
             next_width = (policy.next() if whole else policy.settled()) if windows.goes_ahead and not together else 0
             self._decode(width, 1, next_width, in_step if together else None)
-        after = self._counts(ids)
-        calls, gained, tested, accepted = (now - then for now, then in zip(after, before, strict=True))
-        left = np.isin(ids, state.ids[state.is_running])
-        progress = (after[1][left].min() if left.any() else after[1].max()) - before[1].min()
-        seconds = (self._clock() - start) / calls
-        committed = Committed(gained, int(progress), seconds, calls, tested, accepted, together)
-        if whole and not windows.given_up:
-            policy.record(width, committed)
-        else:  # calls with fewer rows take less time, and cannot be compared
-            policy.rest(width, committed)
+        if before is not None:
+            committed = self._committed(before, together)
+            if whole and not windows.given_up:
+                policy.record(width, committed)
+            else:  # calls with fewer rows take less time, and cannot be compared
+                policy.rest(width, committed)
         self.drop_finished()
         return bool(state.is_running.any())
 
@@ -171,10 +177,22 @@ class RunningBatch:
             if left:
                 self.drop_finished()
 
-    def _counts(self, ids: NDArray[np.int64]) -> tuple[Any, ...]:
-        """Target calls, the tokens of some rows, tested and accepted drafts so far."""
-        meter = self.meter
-        return meter.target_calls, meter.tokens[ids], int(meter.tested.sum()), int(meter.accepted.sum())
+    def _counts(self, running: list[int]) -> _Counts:
+        """What has been counted so far, for a policy that learns; rows with the fewest tokens come first."""
+        state, meter = self.state, self.meter
+        ids = state.ids[running][np.argsort(state.length[running], kind="stable")]
+        tested, accepted = int(meter.tested.sum()), int(meter.accepted.sum())
+        return _Counts(ids, meter.tokens[ids], meter.target_calls, tested, accepted, self._clock())
+
+    def _committed(self, before: _Counts, together: bool) -> Committed:
+        """What the calls since then have committed."""
+        state, meter, ids = self.state, self.meter, before.ids
+        tokens, calls = meter.tokens[ids], meter.target_calls - before.target_calls
+        left = np.isin(ids, state.ids[state.is_running])
+        progress = (tokens[left].min() if left.any() else tokens.max()) - before.tokens.min()
+        tested, accepted = int(meter.tested.sum()) - before.tested, int(meter.accepted.sum()) - before.accepted
+        seconds = (self._clock() - before.seconds) / calls
+        return Committed(tokens - before.tokens, int(progress), seconds, calls, tested, accepted, together)
 
     def drop_finished(self, at_once: bool = False) -> None:
         """Drops the finished rows everywhere, if they are enough of the batch and not all.

@@ -6,8 +6,7 @@ import logging
 from functools import cache
 from typing import Any
 
-from torch import nn
-
+from mmspec.decoding.default_window import weights
 from mmspec.decoding.resources import ChosenRecipe
 from mmspec.decoding.target import Target
 
@@ -16,7 +15,7 @@ log = logging.getLogger(__name__)
 
 def tell_of_trees(recipe: ChosenRecipe, target: Target) -> None:
     """Logs that a tree saves calls alone, where calls are paid by the token; enumerated targets have no parameters."""
-    if recipe.info.tree and target.device.type == "cpu" and parameters(target):
+    if target.device.type == "cpu" and parameters(target):
         _tell(f"recipe {recipe.name!r} drafts trees, which save calls; on a CPU a chain of drafts takes less time")
 
 
@@ -43,22 +42,6 @@ def tell_of_steps(recipe: ChosenRecipe, head: Any, draft_head: Any) -> None:
 def parameters(target: Any) -> int:
     """Parameters of a target; 0 if it has none."""
     return sum(weight.numel() for weight in weights(target))
-
-
-def weights(target: Any) -> list[nn.Parameter]:
-    """The weights of a module, or of the modules of a target and of the targets that it wraps."""
-    found, wrapped, seen = dict[int, nn.Parameter](), [target], set[int]()
-    while wrapped:
-        each = wrapped.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        for part in (each, *getattr(each, "__dict__", {}).values()):
-            if isinstance(part, nn.Module):
-                found |= {id(weight): weight for weight in part.parameters()}
-            elif hasattr(part, "prefill"):
-                wrapped.append(part)
-    return list(found.values())
 
 
 @cache

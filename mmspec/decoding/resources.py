@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.target import Target
+from mmspec.decoding.window_policy import AdaptiveWindows
 from mmspec.knobs import Value
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
@@ -35,7 +35,7 @@ class DraftResources:
         codebook: Returns the embedding vectors of the tokens, for rules that compare tokens.
         heads: Networks on the target's features, by the name of the recipe that drafts with them.
         adaptive_windows: The window policies of earlier runs, for `window=auto`; see
-            `mmspec.decoding.adaptive_window.adaptive_windows_of`.
+            `mmspec.decoding.window_policy.adaptive_windows_of`.
         guided_draft_model: Creates the draft model with guidance, if it supports guidance.
         continuation: Creates the model's own continuation drafter, which replaces the n-gram table wherever a recipe
             would use it.

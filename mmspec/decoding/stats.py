@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rows import put_host_rows
-from mmspec.sampling.tree_rejection import Outcome
+
+if TYPE_CHECKING:
+    from mmspec.sampling.tree_rejection import Outcome
 
 PARTS = ("target", "drafter", "rule", "other")
 # A lower bound on the probabilities in `nll`: a relaxed rule may emit a token that top-k has excluded.

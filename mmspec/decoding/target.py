@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.tree import Tree
 
 
@@ -164,6 +165,44 @@ class FrameFeatureTarget(Target, Protocol):
             at: Host int64 [B], the numbers of the frames that the last committed tokens belong to.
         """
         ...
+
+
+class ReadsAhead(Protocol):
+    """A target that can read a window whose positions only the device knows."""
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it can do so now, unless the call fails."""
+        ...
+
+    def forward_ahead(self, tokens: Tensor, at: Numbers) -> Logits | None:
+        """As `Target.forward`.
+
+        Args:
+            tokens: int64 [B, W], of the vocabulary even where the tokens before are not, as their distributions are
+                invalid.
+            at: [B], the positions of the first tokens. Those on the device count; the host's are at least those.
+
+        Returns:
+            The logits, or None if the host's numbers are needed; the target is then as before.
+        """
+        ...
+
+
+def reads_ahead(target: object) -> bool:
+    """Whether a target is a `ReadsAhead`, and can read ahead now."""
+    # `isinstance` of a protocol would take longer than a launch.
+    kind = type(target)
+    can = hasattr(kind, "reads_ahead") and hasattr(kind, "forward_ahead")
+    return can and cast(ReadsAhead, target).reads_ahead
+
+
+def read_window(target: Target, tokens: Tensor, at: Numbers) -> Logits:
+    """`Target.forward`; a target that reads ahead is given the positions that are on the device already."""
+    found = None
+    if at.there is not None and reads_ahead(target):
+        found = cast(ReadsAhead, target).forward_ahead(tokens, at)
+    return target.forward(tokens, at.host) if found is None else found
 
 
 def spread_layers(count: int) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,11 @@ class WindowPolicy(Protocol):
 
     Decoding is exact under every policy.
     """
+
+    @property
+    def learns(self) -> bool:
+        """Whether `record` and `rest` are called."""
+        ...
 
     def choose(self) -> int:
         """The width of the next window; 1 is a plain step without drafts."""
@@ -100,6 +106,7 @@ class FixedWindow:
 
     width: int
     plain_steps: int = 1
+    learns: ClassVar[bool] = False
 
     def choose(self) -> int:
         return self.width
@@ -117,7 +124,18 @@ class FixedWindow:
         return False
 
     def record(self, width: int, committed: Committed) -> None:
-        pass
+        """It does not learn."""
 
     def rest(self, width: int, committed: Committed) -> None:
-        pass
+        """It does not learn."""
+
+
+# Policies that measure, by recipe, batch size and whether guidance is on.
+AdaptiveWindows = dict[tuple[str, int, bool], Any]
+
+_WINDOWS: WeakKeyDictionary[object, AdaptiveWindows] = WeakKeyDictionary()
+
+
+def adaptive_windows_of(model: object) -> AdaptiveWindows:
+    """The policies of a model's earlier runs."""
+    return _WINDOWS.setdefault(model, {})

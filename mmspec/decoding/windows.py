@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.foreign_parts import check_draft
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.target import Target, bind_features
-from mmspec.sampling.acceptance import Accept
+from mmspec.decoding.target import Target, bind_features, read_window
+from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import upload
 from mmspec.sampling.probs import Probs
@@ -28,7 +27,9 @@ from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
 from mmspec.sampling.tree import TreeDraws
-from mmspec.sampling.tree_rejection import Outcome
+
+if TYPE_CHECKING:
+    from mmspec.sampling.tree_rejection import Outcome
 
 NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a window of one token
 
@@ -80,6 +81,7 @@ class Windows:
         self.target, self.drafter, self.rule, self.sampler = target, drafter, rule, sampler
         self.state, self.meter = state, meter
         self.given_up = False
+        self._reads_features = isinstance(rule, FeatureRule)
         self._latest: tuple[NDArray[np.int64], Tensor] | None = None  # the tokens of a plain step, and their rows
 
     def launch(self, width: int, plain_draws: Iterator[WindowRNG]) -> LaunchedWindow:
@@ -141,7 +143,7 @@ class Windows:
 
     def _tested(self, p: Probs, window: LaunchedWindow) -> Outcome:
         rule = self.rule
-        if window.draft is not NOTHING:
+        if self._reads_features and window.draft is not NOTHING:
             rule = bind_features(rule, self.target, len(self.state.ids))
         verdict = self.sampler.verify(p, window.draft, rule, window.draws)
         self.meter.clock.lap("rule")

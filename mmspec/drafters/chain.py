@@ -13,11 +13,10 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import BlockwiseRunner, DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import DRAFT, WindowRNG
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 
 

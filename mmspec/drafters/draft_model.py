@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.decoding.ahead import ReadsAhead, read_window, reads_ahead
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.no_gain import tell_of_draft_models
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.target import EarlyExit, SingleSlotTarget, Target
+from mmspec.decoding.target import EarlyExit, ReadsAhead, SingleSlotTarget, Target, read_window, reads_ahead
 from mmspec.decoding.window_inputs import RECENT
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.model_runner import at_slot
@@ -144,7 +143,7 @@ class ModelDrafter:
 
 
 def _slot_ahead(model: Target, tokens: Tensor, at: Numbers, slot: Numbers) -> Logits | None:
-    """As `forward_slot`, for a `mmspec.decoding.ahead.ReadsAhead`; None if the call needs the host's numbers."""
+    """As `forward_slot`, for a `mmspec.decoding.target.ReadsAhead`; None if the call needs the host's numbers."""
     logits = cast(ReadsAhead, model).forward_ahead(tokens, at)
     return None if logits is None else at_slot(logits, slot)
 

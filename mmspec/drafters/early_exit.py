@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.ahead import reads_ahead
 from mmspec.decoding.target import (
     EarlyExit,
     SupportsEarlyExit,
     SupportsTreeEarlyExit,
+    reads_ahead,
     reads_short_cache,
     reuses_updates,
     skips_layers,

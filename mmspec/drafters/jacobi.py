@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +15,9 @@ from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.foreign_parts import check_draft
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.coupling import COUPLINGS, Coupling, refuse_leaks
-from mmspec.drafters.init_drafter import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.recipe_info import Choice
 from mmspec.drafters.restarts import KnowsGuesses, Restarts
+from mmspec.drafters.token_init import InitDrafter, forcing_frames, token_init
 from mmspec.drafters.window_kernel import Reusable, WindowKernel
 from mmspec.environment.importing import resolve
 from mmspec.errors import ArgumentError
@@ -105,13 +106,17 @@ class Jacobi:
         self._accepted = Numbers(np.zeros(0, dtype=np.int64))
         # Whose choices are made on the host: on a device the next window may be drafted before it knows the tokens.
         self._restarts: Restarts | None = None
-        keeps = coupling is not None and refresh is None and outer_layers is None
-        if keeps and isinstance(continuation, KnowsGuesses) and not continuation.learns:
+        if coupling is not None and isinstance(continuation, KnowsGuesses) and not continuation.learns:
             self._restarts = Restarts(continuation)
-        # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
-        kernel = getattr(continuation, "kernel", continuation if coupling is None else None)
-        self._kernel = kernel if refresh is None and isinstance(kernel, WindowKernel) else None
-        self._p: Probs = torch.empty(0)
+        self._p: Probs = torch.empty(0)  # of the latest window, where a kernel drafts
+
+    @cached_property
+    def _kernel(self) -> WindowKernel | None:
+        """Drafts whole windows: it reads the counts on the device, and p even if nothing is reused."""
+        if self._refresh is not None:
+            return None
+        found = getattr(self._continuation, "kernel", self._continuation if self._coupling is None else None)
+        return found if isinstance(found, WindowKernel) else None
 
     @property
     def calls(self) -> int:
@@ -126,7 +131,7 @@ class Jacobi:
         if self._restarts is not None and state.device.type == "cpu":
             self._restarts.observe(verdict, state, draws)
         self._accepted = verdict.counts
-        if self._kernel is not None:
+        if state.ops.by_kernels and self._kernel is not None:
             self._p = verdict.p
         if self._coupling is not None and verdict.accepted.min() + 1 < verdict.tokens.shape[1]:
             self._tokens = None if verdict.coupled is None else state.ops.check(verdict.p, verdict.coupled)
@@ -180,7 +185,7 @@ class Jacobi:
         batch, on_cpu = len(state.ids), state.device.type == "cpu"
         if self._restarts is not None and self._tokens is not None and on_cpu:
             self._accepted = self._restarts.after(self._accepted, self._tokens.shape[1])
-        if self._kernel is not None:
+        if state.ops.by_kernels and self._kernel is not None:
             drafted = self._kernel.draft(state, draws, Reusable(self._p, self._tokens, self._q, self._accepted))
             if drafted is not None:
                 return drafted

@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.target import Target, TreeTarget
+from mmspec.decoding.target import Target, TreeTarget, read_window
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import Numbers, upload
 from mmspec.sampling.probs import Probs

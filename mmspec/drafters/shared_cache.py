@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, Target
+from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, Target, read_window
 from mmspec.drafters.draft_model import draft_sampling
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError

@@ -7,10 +7,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
-from mmspec.batching.request import PreparedRows
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.drop_in.replacement import Replacement
 from mmspec.errors import ArgumentError
 from mmspec.hf.generate import choose_recipe

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.batching.call import stream_row
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import Watch

@@ -56,6 +56,8 @@ NOT: Mapping[str, str] = {
     "TTS.BaseTTS": "of coqui-tts, XTTS is the model whose codes are drafted",
     "moshi.LMGen": "each of its steps returns one frame; mmspec.load decodes the folder of a Kyutai TTS or PersonaPlex",
     "moshi.TTSModel": "each step of its loop returns one frame; mmspec.load decodes its folder",
+    "liquid_audio.LFM2AudioModel": "its generators return one frame after the other, between texts; mmspec.load "
+    "decodes its folder as text to speech",
     "audiocraft.MusicGen": "its layers keep keys that no rejected draft is cut from; MusicgenForConditionalGeneration "
     "of transformers, which is accelerated, reads the same facebook/musicgen-* folders",
     "audiocraft.MAGNeT": "it draws many tokens of a codebook in each call; mmspec.load decodes its folder",

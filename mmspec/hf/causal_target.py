@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
-from mmspec.decoding.graph_capture import use_cuda_graphs
+from mmspec.decoding.graph_capture import use_cuda_graphs, without_plans
 from mmspec.decoding.kept_graphs import ROUND, with_kept_graphs
 from mmspec.decoding.target import EarlyExit, LayerRun, check_prompts, embed_with_prompts, spread_layers
 from mmspec.errors import ArgumentError
@@ -30,8 +29,8 @@ from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.prompt_slots import at_places, extended, positions_by_slot
 from mmspec.hf.slot_cache import SlotCache, SlotCopies
 from mmspec.sampling.logits import Logits, split_cfg
+from mmspec.sampling.numbers import on_device
 from mmspec.sampling.rows import PerRow, RowNames
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 
 

@@ -14,14 +14,14 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmspec.arguments import checked_call
 from mmspec.batching.call import decode_rows
-from mmspec.batching.request import PreparedRows
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, normalised_guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStats, OnStep, Step, Watch
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.head import Head
 from mmspec.hf.adapters import GenerateAdapter, adapter_of

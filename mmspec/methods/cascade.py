@@ -17,9 +17,9 @@ from mmspec.decoding.no_gain import tell_of_draft_models
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import Target
 from mmspec.drafters.draft_model import ModelDrafter, draft_sampling
-from mmspec.drafters.init_drafter import InitDrafter, token_init
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.shared_cache import part_of_target
+from mmspec.drafters.token_init import InitDrafter, token_init
 from mmspec.environment.importing import resolve
 from mmspec.sampling.probs import dense
 from mmspec.sampling.rejection import Draft, Verdict, ratio

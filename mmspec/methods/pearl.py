@@ -23,10 +23,9 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_model import ModelDrafter, draft_model_of
-from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.numbers import Download, Numbers, upload
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import RESAMPLE, CounterRNG, WindowRNG
-from mmspec.sampling.transfers import Download
 
 
 class Running(Protocol):

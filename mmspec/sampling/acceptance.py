@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mmspec.kernels.rule import KernelRule
+if TYPE_CHECKING:
+    from mmspec.kernels.rule import KernelRule
 
 # p, q float32 [B, m, V] and draft tokens x int64 [B, m] (slot i of the window holds draft i) -> the probability float32
 # [B, m] with which each draft is accepted; values above 1 count as 1.

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.rows import put_host_rows, put_rows
-from mmspec.sampling.transfers import on_device
 
 _PAST_END = 1024  # positions
 

@@ -1,7 +1,7 @@
 """The operations of `mmspec.sampling.ops.TorchOps` by Triton kernels, on probabilities that are not written out.
 
-What has no kernel, such as a rule of a user, gets the probabilities themselves. `mmspec.sampling.chosen_ops`
-imports this module, only where the kernels run.
+What has no kernel, such as a rule of a user, gets the probabilities themselves. `mmspec.sampling.sampler` imports this
+module, only where the kernels run.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ from mmspec.kernels.softmax_stats import at, point_mass_stats
 from mmspec.kernels.tree import walk_tree
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import ForcedCells
-from mmspec.sampling.coupling import first_reused
 from mmspec.sampling.lazy_probs import LazyProbs, checked, join_windows, lazy
 from mmspec.sampling.lazy_trees import branches_of, walked
 from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict, column_numbers, kernel_rule
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import MAX_SAMPLES
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.ops import MakesProbs, TorchOps
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict, ratio
 from mmspec.sampling.rng import CounterRNG, WindowRNG
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Chosen, Independent, TreeDraft
 from mmspec.sampling.tree_rejection import TreeVerdict
 
@@ -158,7 +156,7 @@ class KernelOps(TorchOps):
     def couple_maximally(self, p: Probs, verdict: Verdict, accept_u: Tensor, resample_u: Tensor) -> Tensor:
         """In one launch."""
         p, draft = lazy(p), verdict.draft
-        if p.shape[1] == 1 or first_reused(verdict) == p.shape[1] - 1:
+        if p.shape[1] == 1 or verdict.first_reused == p.shape[1] - 1:
             return self.couple_fresh(p, verdict, resample_u)
         accepted, q = verdict.counts.on(p.device), lazy(draft.q).stats
         numbers = verdict.tokens, p.sample(resample_u), accepted, accept_u, resample_u

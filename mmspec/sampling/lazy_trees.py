@@ -14,10 +14,9 @@ from mmspec.kernels.siblings import sample_siblings
 from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, Walked
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.lazy_probs import LazyProbs, lazy
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Download, Numbers
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import INVALID, ratio
-from mmspec.sampling.transfers import Download
 from mmspec.sampling.tree import Chosen, Independent, Tree, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import TreeVerdict
 

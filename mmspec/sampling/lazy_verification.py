@@ -15,10 +15,9 @@ from mmspec.kernels.accept import BROKEN_DRAFT, Verified
 from mmspec.kernels.rule import KernelRule
 from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.lazy_probs import LazyProbs
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Download, Numbers
 from mmspec.sampling.rejection import INVALID, Draft, Verdict, ratio, sampled
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.transfers import Download
 
 
 class PendingVerdict:

@@ -1,6 +1,6 @@
 """The operations on the probabilities of a window: `TorchOps`, the reference, or the Triton kernels, chosen once.
 
-`mmspec.sampling.chosen_ops` chooses for a batch and its samplers. `mmspec.sampling.kernel_ops.KernelOps` has the same
+`mmspec.sampling.sampler` chooses for a batch and its samplers. `mmspec.sampling.kernel_ops.KernelOps` has the same
 methods.
 """
 
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling import coupling, multi_codebook, rejection, tree_rejection
+from mmspec.sampling import multi_codebook, rejection
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
@@ -23,10 +23,10 @@ from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.tree import TreeDraft
-from mmspec.sampling.tree_rejection import TreeVerdict
 
 if TYPE_CHECKING:
     from mmspec.sampling.lazy_verification import PendingTokens, PendingVerdict
+    from mmspec.sampling.tree_rejection import TreeVerdict
 
 
 class MakesProbs(Protocol):
@@ -104,6 +104,8 @@ class TorchOps:
     def verify_tree(
         self, p: Probs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor
     ) -> TreeVerdict:
+        from mmspec.sampling import tree_rejection  # chains do without it
+
         return tree_rejection.verify_tree(dense(p), draft, rule, accept_u, resample_u)
 
     def verify_drafts(
@@ -114,19 +116,35 @@ class TorchOps:
         return k_seq.verify_drafts(dense(p), draft, rule, accept_u, resample_u)
 
     def couple_fresh(self, p: Probs, verdict: Verdict, resample_u: Tensor) -> Tensor:
-        return coupling.couple_fresh(dense(p), verdict, resample_u)
+        """Tokens [B, W] of the slots of a window: every reused one is sampled from p, independently of its draft."""
+        p, first = dense(p), verdict.first_reused
+        return torch.cat([verdict.tokens[:, :first], rejection.sample(p[:, first:], resample_u[:, first:])], dim=1)
 
     def couple_maximally(self, p: Probs, verdict: Verdict, accept_u: Tensor, resample_u: Tensor) -> Tensor:
-        return coupling.couple_maximally(dense(p), verdict, accept_u, resample_u)
+        """As `couple_fresh`; each draft stays with probability min(1, p / q), the residual replaces the others."""
+        p, first = dense(p), verdict.first_reused
+        m = p.shape[1] - 1
+        reused = slice(first, m)
+        p_reused, q, x = p[:, reused], dense(verdict.draft.q[:, reused]), verdict.draft.tokens[:, reused]
+        found = [verdict.tokens[:, :first]]
+        if first < m:
+            keep = accept_u[:, reused] < rejection.ratio(p_reused, q, x)
+            left = rejection.residual(p_reused, q)
+            found.append(torch.where(keep, x, rejection.sample(left, resample_u[:, reused], fallback=p_reused)))
+        # The last slot has no draft, so that its token is sampled from p itself.
+        return torch.cat([*found, rejection.sample(p[:, m:], resample_u[:, m:])], dim=1)
 
     def couple_by_noise(self, p: Probs, rng: CounterRNG, positions: Numbers) -> Tensor:
-        return coupling.couple_by_noise(dense(p), rng, positions.host)
+        """Samples every slot by the Gumbel-max trick with noise that is fixed per position."""
+        return (dense(p).log() + rng.gumbel(positions.host, p.shape[-1])).argmax(-1)
 
     def couple_columns(self, p: Probs, draft: Draft, rng: WindowRNG, accepted: Numbers | None = None) -> Tensor:
         return multi_codebook.couple_columns(dense(p), draft, rng, None if accepted is None else accepted.host)
 
     def couple_columns_by_noise(self, p: Probs, rng: CounterRNG, positions: Numbers) -> Tensor:
-        return coupling.couple_columns_by_noise(dense(p), rng, positions.host)
+        """As `couple_by_noise` for columns, [B, W, K] from p [B, W, K, V], with noise of its own for each cell."""
+        noise = rng.gumbel(positions.host, p.shape[2] * p.shape[3])
+        return (dense(p).log() + noise.unflatten(-1, p.shape[2:])).argmax(-1)
 
     def check(self, p: Probs, tokens: Tensor) -> Tensor:
         """Tokens that were sampled from `p` before it was known whether its distributions are valid.

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from mmspec.errors import ModelError
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, copied
 from mmspec.sampling.probs import Probs, dense, widest
-from mmspec.sampling.transfers import copied
 
 INVALID = "the model gave logits that are not numbers (NaN), or forbade every token of a position"
 _GROUP, _SMALL = 128, 4096  # tokens
@@ -54,7 +53,7 @@ class Verdict:
         excess: float32 [B, m], the distance of each slot's acceptance probability from the exact one; None if the rule
             is exact. On the device of `tokens` or on the host.
         on_host: Host int64 [B, m + 1], `tokens`, where they have come with the counts.
-        coupled: int64 [B, m + 1], the tokens of all slots after a coupling (`mmspec.sampling.coupling`), where the next
+        coupled: int64 [B, m + 1], the tokens of all slots after a coupling (`mmspec.drafters.coupling`), where the next
             window was drafted before the counts were known.
         coupled_p: float32 [B, m + 1, V], the distributions that these follow; None if they are `p`.
     """
@@ -77,6 +76,11 @@ class Verdict:
     def tested(self) -> NDArray[np.int64]:
         """The number of tested drafts, host int64 [B]: all up to and including the first rejected one."""
         return np.minimum(self.accepted + 1, self.tokens.shape[1] - 1)
+
+    @property
+    def first_reused(self) -> int:
+        """The first slot that some row reuses, the one after its resampled token; at most the last slot."""
+        return min(int(self.accepted.min()) + 1, self.p.shape[1] - 1)
 
     @property
     def last(self) -> Numbers:

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.kernels.backend import choose
-from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.transfers import copied, on_device
+from mmspec.sampling.numbers import Numbers, copied, on_device
 
 # Streams: the word of a block that a purpose uses. Two purposes never share a number.
 ACCEPT, RESAMPLE, DRAFT, INIT = range(4)
@@ -72,6 +71,7 @@ class CounterRNG:
 
     Attributes:
         seeds: The seeds of the rows, host int64 [B], as two's complement.
+        has_kernel: Whether a kernel makes the numbers; on a CPU NumPy is faster.
     """
 
     ROWS = ("seeds",)
@@ -79,7 +79,7 @@ class CounterRNG:
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
         self.seeds = np.array([int(s) % 2**64 for s in seeds], dtype=np.uint64).view(np.int64)
         self._device = device
-        self._by_kernel = device.type != "cpu" and choose(device.type) == "triton"
+        self.has_kernel = device.type != "cpu" and choose(device.type) == "triton"
         self.after_move()
 
     def after_move(self) -> None:
@@ -148,10 +148,8 @@ class CounterRNG:
         first: int,
         count: int,
         indices: Tensor | None = None,
-    ) -> Tensor | None:
-        """Numbers `first` to `first + count - 1` of all streams, float32 [4, B, W, count].
-
-        None where the kernels do not run, and on a CPU, where NumPy is faster.
+    ) -> Tensor:
+        """Numbers `first` to `first + count - 1` of all streams, float32 [4, B, W, count], where `has_kernel`.
 
         Args:
             positions: [B, W].
@@ -160,8 +158,6 @@ class CounterRNG:
             count: Numbers per position.
             indices: int64 [B or 1, W] on the device, added to `first`; None for 0.
         """
-        if not self._by_kernel:
-            return None
         from mmspec.kernels.philox import uniforms  # Triton may be missing
 
         there = positions.on(self._device), iteration.on(self._device)
@@ -205,18 +201,16 @@ class WindowRNG:
 
     def _all(self) -> list[Tensor]:
         if self._streams is None:
-            found = self.source.by_kernel(self.positions, self.iteration, 0, 1)
-            ours = (
-                self.source.uniforms(self.positions.host, self.iteration.host) if found is None else list(found[..., 0])
-            )
-            self._streams = ours
+            if self.source.has_kernel:
+                self._streams = list(self.source.by_kernel(self.positions, self.iteration, 0, 1)[..., 0])
+            else:
+                self._streams = self.source.uniforms(self.positions.host, self.iteration.host)
         return self._streams
 
     def uniforms(self, stream: int, first: int, count: int) -> Tensor:
         """Numbers `first` to `first + count - 1` of each position, float32 [B, W, count]; number 0 is `rng[stream]`."""
-        found = self.source.by_kernel(self.positions, self.iteration, first, count)
-        if found is not None:
-            return found[stream]
+        if self.source.has_kernel:
+            return self.source.by_kernel(self.positions, self.iteration, first, count)[stream]
         positions, iteration = self.positions.host[..., None], self.iteration.host[..., None]
         return self.source.uniforms(positions, iteration, np.arange(first, first + count))[stream]
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
+from mmspec.kernels.backend import choose
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.numbers import Numbers
-from mmspec.sampling.ops import TorchOps
+from mmspec.sampling.ops import TORCH, TorchOps
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
@@ -35,6 +35,15 @@ _BY_ROW = ("guidance", "guidance_end", "temperature", "greedy", "top_k", "top_p"
 _ANY = (
     "_any_greedy", "_any_temperature", "_guidance_ends", "_any_unguided", "_any_p", "_any_min_p", "_any_typical_p",
 )  # fmt: skip
+
+
+def ops_on(device: torch.device) -> TorchOps:
+    """The operations where a batch, or a sampler, has its tensors."""
+    if choose(device.type) != "triton":
+        return TORCH
+    from mmspec.sampling.kernel_ops import KERNELS  # Triton may be missing, and takes its time on a CPU
+
+    return KERNELS
 
 
 class Sampler(Protocol):

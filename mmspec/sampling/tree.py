@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, copied, on_device
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.transfers import copied, on_device
 
 
 class DeviceShape(Protocol):
@@ -220,11 +219,11 @@ class TreeDraws:
         """
         if self._streams is None:
             rng = self.draws.source
-            found = rng.by_kernel(self.at, self.iteration, 0, 1, self._tree.device_order)
-            if found is None:
-                self._streams = rng.uniforms(self.at.host, self.iteration.host, self._tree.order[:, 1:])
-            else:
+            if rng.has_kernel:
+                found = rng.by_kernel(self.at, self.iteration, 0, 1, self._tree.device_order)
                 self._streams = list(found[..., 0])
+            else:
+                self._streams = rng.uniforms(self.at.host, self.iteration.host, self._tree.order[:, 1:])
         return self._streams[stream]
 
     def of_depths(self, stream: int) -> Tensor:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.batching.request import PreparedRows
-from mmspec.decoding.assembly import NO_RESOURCES
+from mmspec.decoding.assembly import NO_RESOURCES, PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.rows import select_rows
 from mmspec.decoding.target import Target

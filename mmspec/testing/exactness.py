@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.to_end import Decoded, decode_to_end
 from mmspec.recipes import Recipe, parse

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.batching.call import decode_rows
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.errors import ArgumentError
 from mmspec.files.documents import read_json
 from mmspec.files.fingerprint import fingerprint

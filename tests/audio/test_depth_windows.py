@@ -13,7 +13,8 @@ import mmspec
 from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
 from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.models.csm.decoding import CsmFrames
-from mmspec.decoding.adaptive_window import AdaptiveWindow, AdaptiveWindows, adaptive_windows_of
+from mmspec.decoding.adaptive_window import AdaptiveWindow
+from mmspec.decoding.window_policy import AdaptiveWindows, adaptive_windows_of
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import noise_floor
@@ -41,7 +42,7 @@ def frames_of(model: Any, batch_size: int, length: int, slack: int = 0) -> CsmFr
 
 
 def test_csm_follows_the_target_distribution_under_changing_widths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.decoding.assembly.AdaptiveWindow", Turns)
+    monkeypatch.setattr("mmspec.decoding.adaptive_window.AdaptiveWindow", Turns)
     model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.1), 6_000
     spec = FrameSpec(2, lambda frames: (frames[:, :-1] == 0).all(-1), 1, FIRST, REST)
     made = decode_frames(frames_of(model, rows, 2), parse("scd:window=auto,start=up"), spec, range(rows)).frames

@@ -21,6 +21,7 @@ import tiny_higgs
 import tiny_higgs_v3
 import tiny_kyutai
 import tiny_latents
+import tiny_lfm2_audio
 import tiny_magnet
 import tiny_minicpm_o
 import tiny_moss
@@ -102,6 +103,9 @@ CASES = {
         "voice cfg frames codebooks padding_between ahead",
         {"codec": tiny_kyutai.Codec()},
     ),
+    "lfm2-audio": Case(
+        published(tiny_lfm2_audio.lfm2_audio), "frames ahead system", {"codec": tiny_lfm2_audio.Codec()}
+    ),
     "personaplex": Case(
         lambda folder: (str(tiny_personaplex.personaplex(folder)), tiny_personaplex.Letters()),
         "voice",
@@ -169,6 +173,7 @@ REFUSED: dict[str, list[tuple[str, Any]]] = {
     "moss-local-1": [("repetition_penalty", 0.5), ("codebooks", 0), ("codebooks", 4), ("frames", 0)],
     "kyutai": [("frames", 0), ("cfg", "much"), ("cfg", 9), ("cfg", 1.54), ("codebooks", 9), ("voice", 3),
                ("padding_between", -1)],
+    "lfm2-audio": [("frames", 0), ("ahead", 17), ("system", 3), ("system", " ")],
     "personaplex": [("voice", 3), ("voice", "x.pt")],
     "heartmula": [("frames", 0), ("tags", 3)],
     "qwen3-tts": [("frames", 0), ("ahead", 17), ("instruct", 3), ("non_streaming_mode", "no")],

@@ -24,8 +24,8 @@ from mmspec.audio.models.flat.speech import FlatAdapter
 from mmspec.audio.models.flat.style import Style
 from mmspec.audio.text_parts import TextParts
 from mmspec.batching.request import RequestOutput
-from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.stats import RowStats
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams

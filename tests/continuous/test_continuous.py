@@ -128,7 +128,7 @@ class FixedSchedule(AdaptiveWindow):
 
 @pytest.mark.parametrize("drafting", ["draft", "scd"])
 def test_adaptive_windows_keep_the_target_distribution(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.decoding.assembly.AdaptiveWindow", FixedSchedule)
+    monkeypatch.setattr("mmspec.decoding.adaptive_window.AdaptiveWindow", FixedSchedule)
     result = check_latents(f"{drafting}+smoothed:window=auto,sigma=0.3", samples=SAMPLES)
     assert result.ok and result.tokens_per_call > 1.05, result
     monkeypatch.undo()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmspec.sampling import transfers
+from mmspec.sampling import numbers
 from mmspec.sampling.numbers import upload
 from mmspec.sampling.probs import widest
 from mmspec.sampling.rng import CounterRNG
@@ -47,14 +47,14 @@ def test_copies_are_asynchronous_from_page_locked_memory_only(monkeypatch: pytes
         found.clear()
         array = np.arange(3)
         upload([array], device)
-        transfers.on_device(array, device)
-        transfers.copied(torch.zeros(3), device)
+        numbers.on_device(array, device)
+        numbers.copied(torch.zeros(3), device)
         CounterRNG([0], device).uniforms(array[None], 0)
         return found
 
     monkeypatch.setattr(torch.Tensor, "to", copying)
     assert every_copy() == [False] * 4
-    monkeypatch.setattr(transfers, "page_locked", lambda host, device: host.clone())
+    monkeypatch.setattr(numbers, "page_locked", lambda host, device: host.clone())
     assert every_copy() == [True] * 4
 
 
@@ -62,4 +62,4 @@ def test_numbers_of_the_host_are_not_captured(monkeypatch: pytest.MonkeyPatch) -
     """A graph would copy the numbers of the time of its capture again and again."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        transfers.page_locked(torch.zeros(3), torch.device("cuda"))
+        numbers.page_locked(torch.zeros(3), torch.device("cuda"))

@@ -17,15 +17,15 @@ from batch_runs import run
 from simulated_windows import Cost, Reused, committed, ratios
 from torch import Tensor
 
-import mmspec.decoding.assembly
+import mmspec.decoding.adaptive_window
 import mmspec.decoding.loop
-from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
+from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch, in_step
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.step import Step
-from mmspec.decoding.window_policy import Committed, FixedWindow
+from mmspec.decoding.window_policy import Committed, FixedWindow, adaptive_windows_of
 from mmspec.environment.setup_work import record_setup, setups
 from mmspec.errors import ArgumentError
 from mmspec.knobs import LARGEST
@@ -63,7 +63,7 @@ class Adversary(AdaptiveWindow):
 @pytest.mark.parametrize("recipe", AUTO)
 def test_distribution_under_an_adversary(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch size 1, where the width depends on that row's own acceptances; power as in `test_exactness`."""
-    monkeypatch.setattr(mmspec.decoding.assembly, "AdaptiveWindow", Adversary)
+    monkeypatch.setattr(mmspec.decoding.adaptive_window, "AdaptiveWindow", Adversary)
     verdict = check(
         recipe, SamplingParams(0.8, top_p=0.9), samples=1500, layout=Layout(4), vocab_size=2, batch=1, seed=5
     )
@@ -209,7 +209,7 @@ class Watcher(AdaptiveWindow):
 
 def test_the_policy_learns_what_the_slowest_rows_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     Watcher.recorded = []
-    monkeypatch.setattr(mmspec.decoding.assembly, "AdaptiveWindow", Watcher)
+    monkeypatch.setattr(mmspec.decoding.adaptive_window, "AdaptiveWindow", Watcher)
     rows, layout = 8, Layout(length=12)
     resources = toy_resources(rows, 2, layout, 6, [SamplingParams()] * rows)
     lengths = [np.ones(rows, dtype=np.int64)]
@@ -370,7 +370,7 @@ class Together(AdaptiveWindow):
 
 
 def test_rows_that_advance_together_stay_at_the_same_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmspec.decoding.assembly, "AdaptiveWindow", Together)
+    monkeypatch.setattr(mmspec.decoding.adaptive_window, "AdaptiveWindow", Together)
     rows, layout = 4, Layout(length=12)
     settings, lengths = [SamplingParams()] * rows, list[int]()
 
@@ -415,7 +415,7 @@ def test_a_draft_that_is_cut_off_counts_as_accepted() -> None:
 @pytest.mark.parametrize("recipe", ["draft:window=auto", "scd:window=auto"])
 def test_distribution_of_rows_that_advance_together(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows per batch: each is cut by the others in most windows."""
-    monkeypatch.setattr(mmspec.decoding.assembly, "AdaptiveWindow", Together)
+    monkeypatch.setattr(mmspec.decoding.adaptive_window, "AdaptiveWindow", Together)
     sampling = SamplingParams(temperature=0.8, top_p=0.9, guidance_scale=1.5)
     verdict = check(recipe, sampling, samples=3000, layout=Layout(4), vocab_size=2, batch=3, seed=5)
     assert verdict.ok and verdict.tokens_per_call > 1, verdict
@@ -424,7 +424,7 @@ def test_distribution_of_rows_that_advance_together(recipe: str, monkeypatch: py
 @pytest.mark.slow
 def test_a_row_that_is_cut_keeps_no_resampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: rows are cut at the fewest accepted drafts, but the token there is sampled anew if it was accepted."""
-    monkeypatch.setattr(mmspec.decoding.assembly, "AdaptiveWindow", Together)
+    monkeypatch.setattr(mmspec.decoding.adaptive_window, "AdaptiveWindow", Together)
 
     def broken(verdict: Verdict, is_running: Any) -> Verdict:
         cut, rows = in_step(verdict, is_running), np.arange(len(verdict.p))
@@ -467,7 +467,7 @@ def test_a_draft_model_reads_the_tokens_of_single_steps(monkeypatch: pytest.Monk
         def steps(self) -> int:
             return 3
 
-    monkeypatch.setattr(mmspec.decoding.assembly, "AdaptiveWindow", Turns)
+    monkeypatch.setattr(mmspec.decoding.adaptive_window, "AdaptiveWindow", Turns)
     seeds, settings = list(range(32)), [SamplingParams(0.8)] * 32
     resources = mmspec.decoding.resources.DraftResources(None, lambda: ToyTarget(32, 2, 13, 0), draft_sampling=settings)
     decoded = run(ToyTarget(32, 2, 13, 0), parse("draft:window=auto"), Layout(length=13), settings, seeds, resources)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.rows import join_rows, select_rows

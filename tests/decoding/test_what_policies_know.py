@@ -117,7 +117,7 @@ COLUMNS: Check = partial(check_columns, sampling=PLAIN, samples=6000, layout=Lay
 
 
 def use(policy: type[AdaptiveWindow], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.decoding.assembly.AdaptiveWindow", policy)
+    monkeypatch.setattr("mmspec.decoding.adaptive_window.AdaptiveWindow", policy)
 
 
 def test_a_policy_that_uses_all_that_it_is_told_keeps_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:

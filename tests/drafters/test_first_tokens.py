@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.drafters.init_drafter import InitDrafter
+from mmspec.drafters.token_init import InitDrafter
 from mmspec.sampling.numbers import Numbers
 from mmspec.sampling.ops import TorchOps
 from mmspec.sampling.params import SamplingParams

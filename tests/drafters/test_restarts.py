@@ -15,10 +15,11 @@ import torch
 from batch_runs import run
 from torch import Tensor
 
-import mmspec.drafters.init_drafter as init_drafter
+import mmspec.drafters.jacobi as jacobi
 import mmspec.drafters.restarts as restarts
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.restarts import Restarts
 from mmspec.recipes import parse
@@ -46,11 +47,14 @@ class Repeating(ToyTarget):
 
 def calls(recipe: str) -> float:
     settings = [SamplingParams()] * ROWS
-    stats = run(Repeating(ROWS, V, 3, 0), parse(recipe), Layout(LENGTH), settings, range(ROWS)).stats
+    drafts = DraftResources(draft_model=lambda: Repeating(ROWS, V, 3, 0))
+    stats = run(Repeating(ROWS, V, 3, 0), parse(recipe), Layout(LENGTH), settings, range(ROWS), drafts).stats
     return LENGTH / stats.tokens_per_call
 
 
-@pytest.mark.parametrize("recipe", ["scd", "sjd", "scd:window=4", "scd:coupling=gumbel", "scd:start=random"])
+@pytest.mark.parametrize(
+    "recipe", ["scd", "sjd", "scd:window=4", "scd:coupling=gumbel", "scd:start=random", "scd:refresh=model,weight=0"]
+)
 def test_a_target_that_repeats_its_last_token(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     restarted = calls(recipe)
     monkeypatch.setattr(restarts, "_MARGIN", np.inf)
@@ -92,7 +96,7 @@ class OneSlot:
 
 def test_an_initialization_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = decoded([0, 1])
-    monkeypatch.setattr(init_drafter, "repeat_left", OneSlot())
+    monkeypatch.setattr(jacobi, "token_init", lambda context, name: OneSlot())
     assert torch.equal(decoded([0, 1]), wanted)
 
 
@@ -103,6 +107,8 @@ SETTINGS = [
     ("scd:window=4,start=left", SamplingParams(temperature=0.8, top_p=0.9, guidance_scale=1.5)),
     ("scd:window=3,coupling=gumbel,start=left", HOT),
     ("sjd:window=4", SamplingParams(temperature=1.4, top_p=0.8)),
+    ("scd:window=4,start=left,refresh=model", HOT),
+    ("scd:window=4,start=left,refresh=outer", HOT),
 ]
 
 

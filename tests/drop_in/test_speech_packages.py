@@ -45,13 +45,25 @@ def test_xtts_within_the_class_that_people_call() -> None:
         (type("Vits", (type(of("TTS", "BaseTTS")),), {})(), "of coqui-tts, XTTS is the model whose codes"),
         (of("outetts", "InterfaceHF"), "penalty does not run beside transformers 5, and its other engines"),
         (of("moshi", "LMGen"), "each of its steps returns one frame"),
+        (of("liquid_audio", "LFM2AudioModel"), "mmspec.load decodes its folder as text to speech"),
         (of("audiocraft", "MusicGen"), "MusicgenForConditionalGeneration of transformers, which is accelerated"),
         (of("audiocraft", "MAGNeT"), "mmspec.load decodes its folder"),
         (type("AudioGen", (type(of("audiocraft", "BaseGenModel")),), {})(), "no rejected draft is cut"),
         (of("dia", "Dia"), "DiaForConditionalGeneration of transformers, which is accelerated"),
         (of("cosyvoice", "CosyVoice"), "CosyVoice 2 and 3 are accelerated"),
     ],
-    ids=["not loaded", "vits", "outetts", "moshi", "musicgen", "magnet", "audiogen", "dia", "cosyvoice"],
+    ids=[
+        "not loaded",
+        "vits",
+        "outetts",
+        "moshi",
+        "liquid-audio",
+        "musicgen",
+        "magnet",
+        "audiogen",
+        "dia",
+        "cosyvoice",
+    ],
 )
 def test_what_is_refused(obj: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mmspec.batching.request import PreparedRows
 from mmspec.continuous.prepared import PreparedLatents
-from mmspec.decoding.assembly import NO_RESOURCES
+from mmspec.decoding.assembly import NO_RESOURCES, PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Watch

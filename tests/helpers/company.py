@@ -17,8 +17,9 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_batch import PreparedFrames
 from mmspec.audio.depth.frame_windows import prepare_frame_windows
 from mmspec.audio.models.csm.decoding import CsmFrames
-from mmspec.batching.request import DecodingBatch, PreparedRows
+from mmspec.batching.request import DecodingBatch
 from mmspec.continuous.prepared import PreparedLatents
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.rows import batches_fit, join_batches

@@ -36,7 +36,7 @@ from mmspec.methods.grid.head import GridHead
 from mmspec.methods.hydra.head import HydraHeads
 from mmspec.methods.kangaroo.head import ExitAdapter
 from mmspec.methods.medusa.head import MedusaHeads
-from mmspec.sampling import transfers
+from mmspec.sampling import numbers
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.tree import Tree
 
@@ -316,7 +316,7 @@ def counted_device() -> Iterator[CountedDevice]:
         patch.setattr(torch, "inference_mode", lambda mode=True: torch.set_grad_enabled(mode is False))
         patch.setattr(Tensor, "pin_memory", lambda tensor, *_: counted.page_locked(tensor))
         patch.setenv(backend.VARIABLE, "triton")
-        patch.setattr(transfers, "page_locked", lambda host, device: counted.page_locked(host))
+        patch.setattr(numbers, "page_locked", lambda host, device: counted.page_locked(host))
         with counted:
             yield counted
 

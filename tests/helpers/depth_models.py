@@ -14,6 +14,7 @@ import tiny_omni
 import tiny_speech
 import torch
 from tiny_fish_s2 import fish_s2
+from tiny_lfm2_audio import lfm2_audio
 from tiny_moss_local import moss_local
 from tiny_moss_local_v1 import moss_local_v1
 
@@ -23,6 +24,8 @@ from mmspec.audio.models.fish_s2.model import read_model as read_fish
 from mmspec.audio.models.heartmula import model as heartmula
 from mmspec.audio.models.heartmula.decoding import HeartMuLaFrames, SongPrompt
 from mmspec.audio.models.heartmula.model import read_model as read_heartmula
+from mmspec.audio.models.lfm2_audio.decoding import Lfm2AudioFrames
+from mmspec.audio.models.lfm2_audio.model import read_model as read_lfm2
 from mmspec.audio.models.moss_local.decoding import MossLocalFrames
 from mmspec.audio.models.moss_local.model import read_model as read_moss
 from mmspec.audio.models.moss_local_v1.decoding import LocalV1Frames
@@ -81,7 +84,11 @@ def moss_v1(folder: Path) -> Any:
     return LocalV1Frames(model, [(IDS, torch.zeros(3, 3, dtype=torch.int64))] * 2, 4, HOT, 1.1)
 
 
+def lfm2(folder: Path) -> Any:
+    return Lfm2AudioFrames(read_lfm2(lfm2_audio(folder), "cpu", torch.float32), [IDS] * 2, 4)
+
+
 DEPTH_MODELS: dict[str, Callable[[Path], Any]] = {
     "csm": csm, "qwen3-tts": qwen3_tts, "qwen3-omni": omni, "heartmula": song, "fish-s2": fish, "moss-local": moss,
-    "moss-local-v1": moss_v1,
+    "moss-local-v1": moss_v1, "lfm2-audio": lfm2,
 }  # fmt: skip

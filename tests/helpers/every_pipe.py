@@ -24,6 +24,7 @@ import tiny_higgs_v3
 import tiny_kani
 import tiny_kyutai
 import tiny_latents
+import tiny_lfm2_audio
 import tiny_magnet
 import tiny_minicpm_o
 import tiny_models
@@ -234,6 +235,7 @@ SPEECH: dict[str, Make] = {
     "moss-local": _published(tiny_moss_local.moss_local, codec=tiny_moss.Codec(), frames=5),
     "moss-local-v1": _published(tiny_moss_local_v1.moss_local_v1, codec=tiny_moss.Codec(), frames=5),
     "kyutai-tts": _kyutai,
+    "lfm2-audio": _published(tiny_lfm2_audio.lfm2_audio, codec=tiny_lfm2_audio.Codec(), frames=5),
     "personaplex": _personaplex,
     "qwen3-tts": lambda folder: mmspec.load(
         str(golden_qwen3_tts.copy(folder / "model", "custom_voice")), config={"frames": 8}

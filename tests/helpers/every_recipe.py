@@ -14,8 +14,7 @@ from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.decoding.to_end import Decoded
-from mmspec.drafters.columns.coupling import COLUMN_COUPLINGS
-from mmspec.drafters.columns.jacobi import STARTS
+from mmspec.drafters.columns.jacobi import COLUMN_COUPLINGS, STARTS
 from mmspec.methods.masked import MaskedToy
 from mmspec.recipes import parse
 from mmspec.registry import RULES

@@ -47,35 +47,40 @@ def until(frames: Tensor, end: int) -> list[list[int]]:
     return (frames[: int(ends[0])] if len(ends) else frames).tolist()
 
 
-def joint_of_two_frames(target: Callable[[], FrameTarget]) -> Tensor:
-    """Probabilities of all sequences of 2 frames of 2 codes of 3 or of the end, from whole passes, float64 [100].
+def joint_of_two_frames(target: Callable[[], FrameTarget], seconds: int = 3) -> Tensor:
+    """Probabilities of all sequences of 2 frames of 2 codes or of the end, from whole passes, float64 [n * n].
 
     Its last frame is one that ends where the length does; a frame after the end is the end.
 
     Args:
-        target: Makes a target of ten rows of one prompt.
+        target: Makes a target of n rows of one prompt, a row for each frame.
+        seconds: Second codes; the first one is of 3.
     """
-    frames = torch.cat([torch.cartesian_prod(torch.arange(3), torch.arange(3)), torch.tensor([[3, 0]])])
-    total, at = torch.zeros(10, 10, dtype=torch.float64), np.zeros(10, dtype=np.int64)
+    pairs = torch.cartesian_prod(torch.arange(3), torch.arange(seconds))
+    frames = torch.cat([pairs, torch.tensor([[3, 0]])])
+    count = len(frames)
+    total, at = torch.zeros(count, count, dtype=torch.float64), np.zeros(count, dtype=np.int64)
     begun = target()
     first = begun.prefill().cond.exp()[:, -1, :4].double()
     after = begun.forward(frames, at).cond.exp()[..., :4].double()
     for i, frame in enumerate(frames.tolist()):
         begins = first[0, frame[0]] * (1.0 if frame[0] == 3 else after[i, 0, frame[1]])
         if frame[0] == 3:
-            total[i, 9] = begins
+            total[i, -1] = begins
             continue
         second = target()
         second.prefill()
-        probs = second.forward(torch.cat([torch.tensor([frame] * 10), frames], dim=1), at).cond.exp()[..., :4].double()
+        probs = second.forward(torch.cat([torch.tensor([frame] * count), frames], dim=1), at).cond.exp()
+        probs = probs[..., :4].double()
         for j, other in enumerate(frames.tolist()):
             total[i, j] = begins * probs[j, 1, other[0]] * (1.0 if other[0] == 3 else probs[j, 2, other[1]])
     return total.flatten()
 
 
-def distance_of_two_frames(made: DecodedFrames, expected: Tensor) -> float:
+def distance_of_two_frames(made: DecodedFrames, expected: Tensor, seconds: int = 3) -> float:
     """The total variation between rows of 2 frames and `joint_of_two_frames`."""
-    frames = made.frames
-    number = torch.where(frames[..., 0] == 3, 9, frames[..., 0] * 3 + frames[..., 1])
-    shares = torch.bincount(number[:, 0] * 10 + number[:, 1], minlength=100).double() / len(frames)
+    frames, end = made.frames, 3 * seconds
+    number = torch.where(frames[..., 0] == 3, end, frames[..., 0] * seconds + frames[..., 1])
+    both = number[:, 0] * (end + 1) + number[:, 1]
+    shares = torch.bincount(both, minlength=(end + 1) ** 2).double() / len(frames)
     return float((shares - expected).abs().sum() / 2)

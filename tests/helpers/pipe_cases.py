@@ -130,6 +130,8 @@ SOUND = {
     "kyutai-tts": Case(EVERY["kyutai-tts"]),
     "kyutai-tts-ahead": Case(ahead("kyutai-tts", 2), recipes=("scd",)),
     "kyutai-tts-voice": Case(kyutai_voice),
+    "lfm2-audio": Case(EVERY["lfm2-audio"], TEXTS, mixed, ("scd:window=4", "plain")),
+    "lfm2-audio-ahead": Case(ahead("lfm2-audio", 2), recipes=TWO),
     "personaplex": Case(EVERY["personaplex"]),
     "heartmula": Case(EVERY["heartmula"]),
     "qwen3-omni": Case(EVERY["qwen3-omni"], groups=3),

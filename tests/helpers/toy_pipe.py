@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.arguments.keywords import check_options
-from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
+from mmspec.batching.request import PreparedRequest, RowPrompt
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.stats import Stats
 from mmspec.errors import PromptError

@@ -13,7 +13,7 @@ from transformers import GenerationMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import mmspec
-from mmspec.decoding.attention_backends import without_plans
+from mmspec.decoding.graph_capture import without_plans
 from mmspec.hf import grouped_queries
 from mmspec.hf.grouped_queries import fold, folded_groups
 

@@ -14,9 +14,9 @@ from mmspec.decoding.layout import Layout
 from mmspec.drafters.columns.token_init import ColumnInitDrafter, RandomColumn, repeat_left
 from mmspec.methods.recycle.columns import ColumnRecycle
 from mmspec.sampling.constraints import ForcedCells
-from mmspec.sampling.coupling import couple_columns_by_noise
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, couple_columns, entries, sample_columns, verify_columns
 from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.ops import TORCH
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, sample
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 
@@ -172,7 +172,7 @@ def test_verified_and_coupled_columns_are_the_core_s(
     fresh = fresh if table is None else table.put(fresh, rng.positions)
     nothing = None, None, known, numbers, MAX_SAMPLES
     assert torch.equal(both(columns.couple_columns, device, monkeypatch, p_stats, *nothing).cpu(), fresh)
-    noisy = couple_columns_by_noise(p, rng.source, rng.positions.host)
+    noisy = TORCH.couple_columns_by_noise(p, rng.source, rng.positions)
     noisy = noisy if table is None else table.put(noisy, rng.positions)
     given = p_stats, numbers.seeds, numbers.positions, cells, known
     assert torch.equal(both(coupling.couple_by_noise, device, monkeypatch, *given).cpu(), noisy.flatten(1))

@@ -166,7 +166,7 @@ def test_recycled_tokens_are_the_core_s(
 
 def drafted_by(kept: Recycle, state: BatchState, line: int) -> Tensor:
     """The drafts of the torch code, int64 [3, 5]."""
-    from mmspec.drafters.init_drafter import InitDrafter
+    from mmspec.drafters.token_init import InitDrafter
 
     none = Draft(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, VOCAB))
     draws = state.rng.window(state.positions(6), 0)

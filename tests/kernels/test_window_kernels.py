@@ -12,12 +12,11 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.window_inputs import WindowInputs
-from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.ngram import NGramTable
-from mmspec.drafters.token_init import RandomToken, TokenInit, repeat_left, repeat_up
+from mmspec.drafters.token_init import InitDrafter, RandomToken, TokenInit, repeat_left, repeat_up
 from mmspec.sampling.constraints import Constraint
-from mmspec.sampling.coupling import couple_by_noise, couple_maximally
 from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.ops import TORCH
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, CounterRNG
 
@@ -41,7 +40,8 @@ def test_coupled_tokens_are_the_core_s(device: torch.device, vocab: int, monkeyp
     with monkeypatch.context() as patch:
         patch.setenv("MMSPEC_KERNELS", "torch")
         assert torch.equal(found, coupling.couple_maximally(*given, accept_u, resample_u))
-    wanted = couple_maximally(p, Verdict(tokens, Numbers(accepted.cpu().numpy()), p, Draft(x, q)), accept_u, resample_u)
+    verdict = Verdict(tokens, Numbers(accepted.cpu().numpy()), p, Draft(x, q))
+    wanted = TORCH.couple_maximally(p, verdict, accept_u, resample_u)
     for row, n in enumerate(accepted.tolist()):
         assert torch.equal(found[row, : n + 1], tokens[row, : n + 1])
         assert torch.equal(found[row, n + 1 : m], wanted[row, n + 1 : m])
@@ -75,7 +75,7 @@ def test_tokens_of_fixed_noise_are_the_core_s(device: torch.device, monkeypatch:
         torch.from_numpy(rng.seeds).to(device),
         torch.from_numpy(positions).to(device),
     )
-    wanted = couple_by_noise(p.cpu(), rng, positions)
+    wanted = TORCH.couple_by_noise(p.cpu(), rng, Numbers(positions))
     assert torch.equal(coupling.couple_by_noise(*given).cpu(), wanted)
     monkeypatch.setenv("MMSPEC_KERNELS", "torch")
     assert torch.equal(coupling.couple_by_noise(*given).cpu(), wanted)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import pytest
 import mmspec
 from mmspec.cli.app import main
 from mmspec.cli.bench_predict import page, telling
+from mmspec.cli.builtin_prompts import builtin_prompts
 from mmspec.decoding.stats import PARTS, RowStats, Stats
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bench.predict import at_widths, calls, interpolated, predict
+from mmspec.metrics.bench.predict import TIMED, at_widths, calls, interpolated, predict
+from mmspec.metrics.prompts import BUILTIN, SCENES
 from mmspec.recipes import Recipe, parse
 
 SCD, SJD, RECYCLE = (parse(name) for name in ("scd", "sjd", "recycle"))
@@ -87,7 +90,7 @@ def test_widths_between_are_run_for_their_cost_alone() -> None:
     assert {name for name, _ in counted} == {"plain"} | {
         f"{name}{window}" for name in ("scd", "sjd") for window in (":window=4", ":window=16", ":window=64")
     }
-    assert len(timed) == 3 * 11 and {rows for _, rows in timed} == {1} and ("scd:window=8", 1) in timed
+    assert len(timed) == TIMED * 11 and {rows for _, rows in timed} == {1} and ("scd:window=8", 1) in timed
     assert len(pipe.calls) == calls([SCD, SJD], 5, 2)
 
 
@@ -100,6 +103,23 @@ def test_what_to_use(accepted: float, per_draft: float, best: str | None) -> Non
     assert (report.best and report.best.recipe) == best
     said = page(report).splitlines()[-1]
     assert said.startswith(f"use {best}: predicted " if best else "do not: ")
+
+
+@pytest.mark.parametrize(("slower", "pays"), [(1.0, True), (2.0, True), (4.0, False)])
+def test_the_interval_of_a_speedup_has_the_spread_of_its_cost(slower: float, pays: bool) -> None:
+    class Busy(Pipe):
+        """One sample's drafting calls take longer."""
+
+        def __call__(self, prompts: list[str], *, recipe: Recipe, seed: Any, **options: Any) -> Output:
+            out = super().__call__(prompts, recipe=recipe, seed=seed, **options)
+            factor = slower if recipe.name == "scd" and seed == [2] else 1
+            return Output(replace(out.stats, seconds=out.stats.seconds * factor))
+
+    report = predict(Busy(), ["a"] * 4, [SCD])
+    for row in report.rows:
+        assert row.speedup.low == pytest.approx(row.tokens_per_call.low / row.cost / slower)
+        assert row.speedup.high == pytest.approx(row.tokens_per_call.high / row.cost)
+    assert (report.best is not None) == pays
 
 
 @pytest.mark.parametrize(
@@ -174,6 +194,21 @@ def test_the_command(loaded: Pipe, capsys: pytest.CaptureFixture[str]) -> None:
         "sjd",
         "stand",
     }
+
+
+@pytest.mark.parametrize(
+    ("classes", "first", "last"), [(3, "0", "2"), (16, "0", "15"), (17, "0", "16"), (1000, "0", "945")]
+)
+def test_builtin_prompts_of_classes_are_their_numbers(classes: int, first: str, last: str) -> None:
+    class Classes(Pipe):
+        transformer = SimpleNamespace(config=SimpleNamespace(num_classes=classes))
+
+        def __call__(self, prompts: list[str], *, class_labels: Any = None, **options: Any) -> Output:
+            return super().__call__(prompts, **options)
+
+    found = builtin_prompts("folder", Classes())
+    assert (found[0], found[-1]) == (first, last) and len(found) <= 16
+    assert builtin_prompts("folder", Pipe()) == BUILTIN and builtin_prompts("scenes", Pipe()) == SCENES
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from train_scenes.render import cover
 from train_scenes.render import render as render_scene
 from train_shapes.render import render as render_shapes
 
-from mmspec.metrics.image import scenes_regions, shapes_regions
-from mmspec.metrics.image.regions import REGIONS, regions
+from mmspec.metrics.image.regions import REGIONS, regions, scenes_objects, shapes_objects
 from mmspec.metrics.report.places import domain_of
 from mmspec.vision.scenes import domain as scenes
 from mmspec.vision.shapes import domain as shapes
@@ -27,7 +26,7 @@ def test_objects_of_scenes_are_found_on_every_background() -> None:
                 shape = cover(each.kind, radius)
                 top, left = y * scenes.PATCH, x * scenes.PATCH
                 covered[top : top + len(shape), left : left + shape.shape[1]] += shape
-        found = scenes_regions.object_pixels(render_scene(scene))
+        found = scenes_objects(render_scene(scene))
         assert found[covered > 0.99].all() and not found[covered < 0.01].any()
         where = regions(found, scenes.TILES, scenes.TILES)
         assert {REGIONS[i] for i in where} >= {"object", "background"} and len(where) == 576
@@ -35,7 +34,7 @@ def test_objects_of_scenes_are_found_on_every_background() -> None:
 
 def test_objects_of_shapes_are_found() -> None:
     scene = shapes.sample_scene(random.Random(0))
-    found = shapes_regions.object_pixels(render_shapes(scene))
+    found = shapes_objects(render_shapes(scene))
     assert 0.02 < found.mean() < 0.6
 
 

@@ -22,7 +22,6 @@ from mmspec.errors import ModelError
 from mmspec.methods.prompt.head import PromptTokens
 from mmspec.methods.stand.drafter import StandDrafter
 from mmspec.recipes import parse
-from mmspec.sampling.chosen_ops import ops_on
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
@@ -31,7 +30,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, ratio, sample
 from mmspec.sampling.rng import DRAFT, CounterRNG, WindowRNG
-from mmspec.sampling.sampler import ColumnSampler, TokenSampler
+from mmspec.sampling.sampler import ColumnSampler, TokenSampler, ops_on
 
 pytest.importorskip("triton")
 

@@ -32,11 +32,10 @@ from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import EarlyExit
 from mmspec.decoding.to_end import decode_to_end
 from mmspec.drafters.early_exit import EarlyExitTarget
-from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.refresh import Refresh
-from mmspec.drafters.token_init import repeat_left
+from mmspec.drafters.token_init import InitDrafter, repeat_left
 from mmspec.methods.draft_stop.drafter import StoppingDrafter
 from mmspec.methods.masked import MaskedDrafter
 from mmspec.methods.outer.drafter import OuterLayers

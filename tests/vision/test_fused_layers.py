@@ -114,5 +114,6 @@ def test_other_layers_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = llamagen()
     hooked.layers[0].register_forward_hook(lambda *_: None)
     assert not can_fuse(hooked)
+    assert LlamaGenTarget(llamagen(), torch.arange(2), None, None, 8)._fuses
     monkeypatch.setenv("MMSPEC_KERNELS", "torch")
-    assert not can_fuse(llamagen())
+    assert not LlamaGenTarget(llamagen(), torch.arange(2), None, None, 8)._fuses

@@ -33,8 +33,7 @@ from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.hf.image_request import read_negative_prompts
 from mmspec.vision.image_stream import StreamsImages
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
-from mmspec.vision.previews import complete
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, complete
 
 AESTHETIC_SCORE = 6.0  # the published default of the micro-conditioning
 PLAIN = parse("plain")

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 
 from mmspec.arguments import one_text, shown
 from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
-from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.batching.request import PreparedRequest, RowPrompt
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.drafters.neighbors import NeighborDrafter
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.pipeline import Output
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, recipe_of_call
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens
@@ -33,8 +34,7 @@ from mmspec.vision.cosmos_ar.tokenizer import VideoTokenizer, save_video_tokeniz
 from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
 from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.hf.image_request import read_prompts
-from mmspec.vision.outputs import check_call, check_output_type
-from mmspec.vision.previews import complete
+from mmspec.vision.outputs import check_call, check_output_type, complete
 
 TEXT_TOKENS = 512  # of T5, which the published models read, padded with zeros
 
@@ -180,7 +180,7 @@ class CosmosPipeline(FolderPipeline):
         )  # fmt: skip
         self._check_output(output_type)
         default = self.config
-        recipe = parse(default.recipe if recipe is None else recipe)
+        recipe = recipe_of_call(self, recipe)
         sampling = SamplingParams(
             default.temperature if temperature is None else temperature,
             default.top_k if top_k is None else top_k,

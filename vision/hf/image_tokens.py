@@ -9,7 +9,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.step import Step
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.vision.hf.image_adapter import DecodingJob, ImageAdapter
-from mmspec.vision.previews import complete
+from mmspec.vision.outputs import complete
 
 
 def check_whole(codes: Tensor, job: DecodingJob) -> None:

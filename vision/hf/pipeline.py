@@ -17,7 +17,8 @@ from transformers.generation import GenerationMixin
 
 from mmspec.arguments import one_text, processor_errors
 from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
-from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
+from mmspec.batching.request import PreparedRequest, RowPrompt
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.errors import ArgumentError
@@ -37,8 +38,7 @@ from mmspec.vision.hf.image_request import ImageRequest, read_negative_prompts, 
 from mmspec.vision.hf.image_tokens import check_length, check_whole, codes_so_far, sequences_of
 from mmspec.vision.hf.registry import image_adapter_of
 from mmspec.vision.image_stream import StreamsImages
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
-from mmspec.vision.previews import complete, visible
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, complete, visible
 
 # The value of pixels whose codes are missing.
 GREY = np.uint8(128)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.drafters.ngram import NGramTable
 from mmspec.errors import ArgumentError
 from mmspec.vision.component import Component, stores_arguments
 from mmspec.vision.llamagen.codes import codebook_size
@@ -33,10 +32,6 @@ class NGramTokens(Component):
     def __init__(self, vocab_size: int = 1000) -> None:
         super().__init__()
         self.register_buffer("best", torch.zeros(vocab_size + 1, vocab_size, dtype=torch.int16))
-
-    def ngrams(self) -> NGramTable:
-        """The table in the form that drafters use."""
-        return NGramTable(self.best)
 
 
 def check_codes(

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from mmspec.decoding.kv_cache import KVCache
 from mmspec.decoding.plain_modules import add_linear, is_plain
 from mmspec.decoding.target import LayerRun
-from mmspec.kernels.backend import choose
 from mmspec.vision.llamagen.transformer import Block, LlamaGenTransformer
 
 
 def can_fuse(gpt: LlamaGenTransformer) -> bool:
-    """Whether `fused_features` computes what the model does: plain layers of the published kind, where kernels run."""
-    if choose(gpt.device.type) != "triton" or gpt.config.qk_norm:  # before all modules are looked at
+    """Whether `fused_features` computes what the model does: plain layers of the published kind."""
+    if gpt.config.qk_norm:
         return False
     modules = [module for block in gpt.layers for module in block.modules()]
     floating = all(parameter.is_floating_point() for block in gpt.layers for parameter in block.parameters())

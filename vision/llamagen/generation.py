@@ -14,13 +14,15 @@ from tqdm import tqdm
 
 from mmspec.arguments import check_integer, one_text, shown
 from mmspec.arguments.keywords import check_options, refuse_unknown_keywords
-from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.batching.request import PreparedRequest, RowPrompt
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import Target
+from mmspec.decoding.window_policy import adaptive_windows_of
+from mmspec.drafters.ngram import NGramTable
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.pipeline import Arguments
 from mmspec.recipes import Recipe, recipe_of_call
@@ -41,8 +43,7 @@ from mmspec.vision.llamagen.conditioning import (
 from mmspec.vision.llamagen.model_heads import ModelHeads
 from mmspec.vision.llamagen.target import new_target
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
-from mmspec.vision.previews import complete, visible
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, complete, images_from_pixels, visible
 
 if TYPE_CHECKING:
     from mmspec.codebook import Codebook
@@ -394,7 +395,7 @@ class LlamaGenGenerator(StreamsImages):
         # One codebook for tokens; for blocks, the same one for each token of a block.
         codebook = None if self.vqvae is None else partial(read_codebook, self.vqvae)
         return DraftResources(
-            table=self.table.ngrams() if self.table is not None else None,
+            table=NGramTable(self.table.best) if self.table is not None else None,
             # The draft model is unguided unless the recipe sets its guidance: drafts from any q can be verified.
             draft_model=partial(target, draft, False) if draft is not None else None,
             guided_draft_model=partial(target, draft, True) if draft is not None else None,
@@ -430,7 +431,7 @@ class LlamaGenGenerator(StreamsImages):
         return from_prompts(prompts, self.transformer, self.text_encoder, self.tokenizer)
 
     def _complete(self, tokens: Tensor | Sequence[Tensor]) -> Tensor:
-        """Codes of whole images in raster order, int64 [B, N]; see `mmspec.vision.previews.complete`."""
+        """Codes of whole images in raster order, int64 [B, N]; see `mmspec.vision.outputs.complete`."""
         rows, columns = self.transformer.grid
         return complete(tokens, rows * columns, self.transformer.config.vocab_size)
 

@@ -11,18 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.graph_capture import use_cuda_graphs
+from mmspec.decoding.graph_capture import use_cuda_graphs, without_plans
 from mmspec.decoding.kv_cache import KVCache, LayerCopies, WindowSlots
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, LayerRun, Target, check_prompts, embed_with_prompts, spread_layers
+from mmspec.kernels.backend import choose
 from mmspec.sampling.logits import Logits, split_cfg
+from mmspec.sampling.numbers import on_device
 from mmspec.sampling.rows import PerRow, RowNames
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
-from mmspec.vision.llamagen.fused_layers import can_fuse, fused_features
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer, Span, padding_bias
 
 
@@ -70,7 +69,11 @@ class LlamaGenTarget:
         self.device, self._dtype = gpt.device, gpt.dtype
         self.layers: int = c.n_layer
         self._gpt = gpt
-        self._fuses = can_fuse(gpt) and cache_bits() is None
+        self._fuses = False
+        if choose(self.device.type) == "triton" and cache_bits() is None:
+            from mmspec.vision.llamagen.fused_layers import can_fuse
+
+            self._fuses = can_fuse(gpt)
         self._guided = uncond is not None
         self._condition = condition if uncond is None else torch.cat([condition, uncond])
         self._slots: int = c.cls_token_num
@@ -140,6 +143,8 @@ class LlamaGenTarget:
             run = LayerRun(early_exit, self._collected, states)
             # A part that reads the states of a full call rounds as that one does.
             if self._fuses and (early_exit is None or early_exit.reuse):
+                from mmspec.vision.llamagen.fused_layers import fused_features
+
                 assert span.bias is not None
                 rotary = span.cos[:, 0], span.sin[:, 0]
                 features = fused_features(self._gpt, h, *rotary, slots, span.bias, self._cache, end, run)

@@ -20,10 +20,10 @@ from mmspec.batching.closed import PreparedClosed
 from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.continuous.prepared import PreparedLatents, build_latent_rule
 from mmspec.continuous.sampler import LatentModel
-from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Step
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams, guidance_of_call
@@ -39,8 +39,14 @@ from mmspec.vision.mar.masked import PassBatch, Shortcuts
 from mmspec.vision.mar.published import PublishedBatch
 from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type
-from mmspec.vision.previews import check_latents, complete_latents, grey_where_missing
+from mmspec.vision.outputs import (
+    ImageOutput,
+    check_call,
+    check_latents,
+    check_output_type,
+    complete_latents,
+    grey_where_missing,
+)
 
 SCHEDULES = ("linear", "constant")
 OPTIONS = ("steps", "head_steps", "guidance_scale", "cfg_schedule", "temperature", "shortcuts")

@@ -17,7 +17,7 @@ from mmspec.batching.closed import PreparedClosed
 from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.decoding.step import OnStep, Step
 from mmspec.errors import ArgumentError
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, parse, recipe_of_call
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens, image_request, read_options
@@ -25,8 +25,7 @@ from mmspec.vision.class_prompts import read_class, read_classes
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.folder_pipeline import FolderPipeline
 from mmspec.vision.image_stream import StreamsImages
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
-from mmspec.vision.previews import complete
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, complete, images_from_pixels
 from mmspec.vision.var.decoding import MapBatch, MapSettings
 from mmspec.vision.var.tokenizer import VARTokenizer
 from mmspec.vision.var.transformer import VARTransformer
@@ -273,7 +272,7 @@ class VARPipeline(StreamsImages, FolderPipeline):
         check_number("guidance_scale", scale, 0, 1e4)
         if large_scales is not None:
             check_integer("large_scales", large_scales, 1, maps)
-        if parse(default.recipe if recipe is None else recipe).name != "plain":
+        if recipe_of_call(self, recipe).name != "plain":
             raise ArgumentError(
                 f"recipe={str(recipe)!r} is not possible here: a call generates a whole map already; use 'plain', and "
                 "large_scales=6 for a smaller model of the last maps"

@@ -15,12 +15,12 @@ from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.audio.reference_audio import ReferenceCodes
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.files.checkpoint import listed, read_weights
 from mmspec.heads.head import Head

@@ -21,8 +21,8 @@ from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.depth.frame_rows import decode_frames
 from mmspec.audio.depth.frame_windows import frames_ahead
 from mmspec.audio.draft_model import check_draft
-from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.step import OnStep
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError
 from mmspec.heads.head import Head
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes

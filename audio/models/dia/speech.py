@@ -23,7 +23,7 @@ from mmspec.audio.multi_codebook.decoding import check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
 from mmspec.audio.positions import check_positions
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.errors import ArgumentError
 from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe

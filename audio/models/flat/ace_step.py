@@ -19,13 +19,13 @@ from mmspec.arguments.keywords import check_config
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.models.flat.left_padding import flat_prompt
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget, guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hf.causal_target import Backbone, CausalTarget, slice_head, with_cuda_graphs
 from mmspec.recipes import Recipe

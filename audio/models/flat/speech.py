@@ -31,13 +31,13 @@ from mmspec.audio.models.flat.yue import YuEAdapter
 from mmspec.audio.models.flat.yue import make as make_yue
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined
 from mmspec.audio.text import split_text
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError, PromptError, unknown_name
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, slice_head, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of

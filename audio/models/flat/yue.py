@@ -24,13 +24,13 @@ from mmspec.audio.models.flat.left_padding import flat_prompt, left_padded
 from mmspec.audio.models.flat.yue_prompt import CODES, END, FIRST, XCODEC, head_ids, segment_ids, segments_of, text_ids
 from mmspec.audio.models.flat.yue_tracks import SecondStage, Tracks
 from mmspec.audio.sentencepiece_file import read_sentencepiece
-from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import ProcessedTarget, guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hf.causal_target import Backbone, CausalTarget, with_cuda_graphs
 from mmspec.hf.folder import folder_of, load_model

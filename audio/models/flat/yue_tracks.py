@@ -19,10 +19,10 @@ from mmspec.audio.models.flat.decoding import decoder_of
 from mmspec.audio.models.flat.left_padding import flat_prompt
 from mmspec.audio.models.flat.yue_prompt import CODES, FIRST, STAGE_1, STAGE_2, START
 from mmspec.batching.call import decode_rows
-from mmspec.batching.request import PreparedRows
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ModelError
 from mmspec.hf.causal_target import Backbone, CausalTarget, slice_head, with_cuda_graphs
 from mmspec.recipes import Recipe, parse

@@ -22,7 +22,7 @@ from mmspec.audio.multi_codebook.decoding import check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, undelay
 from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

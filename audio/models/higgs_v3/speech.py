@@ -22,7 +22,7 @@ from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined
 from mmspec.audio.text import split_text
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe

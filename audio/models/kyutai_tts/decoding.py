@@ -20,8 +20,7 @@ from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
 from mmspec.audio.models.kyutai_tts.machine import LAST, NEW_WORD_ID, PAD, WORD, Machine, State
 from mmspec.audio.models.kyutai_tts.model import Attention, KyutaiTTS, MainLayer, attend, rotated
 from mmspec.audio.models.kyutai_tts.prefix import Prefixes, read_codes, without_voice
-from mmspec.decoding.ahead import read_window
-from mmspec.decoding.target import cache_bytes
+from mmspec.decoding.target import cache_bytes, read_window
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache

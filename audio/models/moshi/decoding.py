@@ -18,10 +18,9 @@ from transformers.generation.logits_process import LogitsProcessorList
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_rows import decode_frames
-from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.ahead import read_window
 from mmspec.decoding.attention_masks import additive_mask
-from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.target import EarlyExit, read_window
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.cache_name import cache_input
@@ -31,10 +30,9 @@ from mmspec.hf.prepared_inputs import refuse_unknown_inputs
 from mmspec.hf.request import GenerateRequest
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
-from mmspec.sampling.transfers import on_device
 
 # Inputs that are read.
 INPUTS = (

@@ -23,7 +23,7 @@ from mmspec.audio.models.moss_tts.message import (
 )
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
 from mmspec.audio.published_folder import PublishedFolder, read_published
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.hf.folder import read_json, tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

@@ -20,7 +20,7 @@ from mmspec.audio.models.musicgen.decoding import MELODY, MusicgenRequest, delay
 from mmspec.audio.multi_codebook.decoding import check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.reference_audio import ReferenceAudio
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.errors import ArgumentError
 from mmspec.hf.padding import with_padding
 from mmspec.recipes import Recipe

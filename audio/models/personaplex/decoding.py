@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_frames import left_padded
@@ -15,8 +15,7 @@ from mmspec.audio.models.kyutai_tts.decoding import VoicedDecoder, VoicedTarget
 from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS
 from mmspec.audio.models.personaplex.prompt import Conversation
-from mmspec.decoding.ahead import read_window
-from mmspec.decoding.target import cache_bytes
+from mmspec.decoding.target import cache_bytes, read_window
 from mmspec.hf.causal_target import Prompt, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.sampling.logits import Logits
@@ -41,7 +40,8 @@ class DuplexFrames:
     SAME = ("_model", "_frames")
 
     def __init__(self, model: KyutaiTTS, conversations: Sequence[Conversation]) -> None:
-        self.codes, self.device, self.reader = model.config.codebooks, model.device, model.depformer
+        self.codes, self.device = model.config.codebooks, model.device
+        self.reader: nn.Module = model.depformer
         self._model = model
         given = torch.stack([each.given for each in conversations])
         self._codes = given[..., 1 : 1 + self.codes].numpy()

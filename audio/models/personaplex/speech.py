@@ -31,8 +31,8 @@ from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.sentencepiece_file import read_sentencepiece
 from mmspec.batching.request import PreparedBatch
-from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.media.audio import read_audio
 from mmspec.recipes import Recipe

@@ -21,10 +21,10 @@ from mmspec.batching.call import decode_rows
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.continuous.sampler import Gaussian, LatentModel
 from mmspec.continuous.stats import LatentStats
-from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep, Watch
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits

@@ -19,11 +19,11 @@ from mmspec.audio.depth.depth_frames import left_padded, same_length
 from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.qwen2_5_omni.decoding import vocab_size
 from mmspec.audio.talker_call import Question, call_talker
-from mmspec.batching.request import PreparedRows
-from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.files.checkpoint import read_weights
 from mmspec.hf.arguments import read_processors

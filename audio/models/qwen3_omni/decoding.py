@@ -21,9 +21,9 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames
 from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.depth.frame_rows import decode_frames
-from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.decoding.step import OnStep
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_padding, read_processors, read_sampling, refuse_modes
 from mmspec.hf.cache_name import run_decoder

@@ -14,7 +14,7 @@ import torch
 from gpu_bench.published import PublishedModel, StepModel
 from torch import nn
 
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.graph_capture import use_cuda_graphs
 from mmspec.decoding.kept_graphs import with_kept_graphs
 from mmspec.decoding.layout import Layout

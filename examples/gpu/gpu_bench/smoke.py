@@ -16,7 +16,7 @@ from gpu_bench.plan import Plan
 from gpu_bench.published import PUBLISHED, PublishedModel, StepModel
 from gpu_bench.records import Record, one_line, record_of
 
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.graph_capture import VARIABLE as GRAPHS
 from mmspec.decoding.layout import Layout, TokenKind
 from mmspec.decoding.resources import DraftResources

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from mmspec.decoding.attention_backends import with_plans
+from mmspec.decoding.graph_capture import with_plans
 
 _WARMUP = 2
 
@@ -91,7 +91,7 @@ def _device_seconds(calls: Sequence[Callable[[], object]], device: torch.device,
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     calls = list(calls) * max(1, 10 // len(calls))  # so that the time of a replay itself does not count
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):  # attention plans of captured calls, see `mmspec.decoding.attention_backends`
+    with torch.cuda.stream(stream):  # attention plans of captured calls, see `mmspec.decoding.graph_capture`
         calls[0]()
     try:
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):

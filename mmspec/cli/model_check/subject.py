@@ -15,7 +15,7 @@ from transformers.generation import GenerationMixin
 
 from mmspec.audio.models.vibevoice.speech import VibeVoiceAdapter
 from mmspec.audio.pipeline import SpeechPipeline
-from mmspec.batching.request import PreparedRows
+from mmspec.decoding.assembly import PreparedRows
 from mmspec.decoding.step import Step
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError

@@ -1,20 +1,51 @@
-"""The builder of the Jacobi recipes for columns."""
+"""Jacobi decoding of columns: the couplings of the rejected part of a window, and the builder of the recipes.
+
+A coupling returns a column for every slot of the window, int64 [B, W, K]; see `mmspec.drafters.coupling`.
+"""
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.drafter import ContinuationDrafter
 from mmspec.decoding.resources import DraftingContext
-from mmspec.drafters.columns.coupling import COLUMN_COUPLINGS
 from mmspec.drafters.columns.token_init import (
     ColumnInitDrafter,
     RandomColumn,
     repeat_left,
 )
-from mmspec.drafters.coupling import refuse_leaks
+from mmspec.drafters.coupling import Coupling, refuse_leaks
 from mmspec.drafters.jacobi import START, Jacobi, built_choice
 from mmspec.errors import ArgumentError
+from mmspec.sampling.probs import Probs
+from mmspec.sampling.rejection import Verdict
+from mmspec.sampling.rng import WindowRNG
 
 STARTS = ("auto", "left", "random")
+
+
+def fresh(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
+    """Samples every slot from p, independently of its draft."""
+    return put(state.ops.sample_columns(verdict.p, draws), verdict.p, state, draws)
+
+
+def maximal(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
+    """Applies the exact acceptance test to every slot; see `mmspec.sampling.multi_codebook.couple_columns`."""
+    return put(state.ops.couple_columns(verdict.p, verdict.draft, draws, verdict.counts), verdict.p, state, draws)
+
+
+def gumbel(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
+    """Samples every cell by the Gumbel-max trick with noise that is fixed per position and codebook."""
+    return put(state.ops.couple_columns_by_noise(verdict.p, state.rng, draws.positions), verdict.p, state, draws)
+
+
+def put(tokens: Tensor, p: Probs, state: BatchState, draws: WindowRNG) -> Tensor:
+    """Sets the forced cells of columns int64 [B, W, K] that were sampled from `p`."""
+    return state.ops.put(p, tokens, state.layout.forced, draws.positions)
+
+
+COLUMN_COUPLINGS: dict[str, Coupling] = {"fresh": fresh, "maximal": maximal, "gumbel": gumbel}
 
 
 def build(context: DraftingContext) -> Jacobi:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -93,8 +94,11 @@ class ColumnInitDrafter(BaseInitDrafter):
     def __init__(self, init: ColumnInit) -> None:
         super().__init__(init)
         self._init = init
-        # Drafts whole windows where the Triton kernels run.
-        self.kernel: ColumnKernel | None = column_kernel(init)
+
+    @cached_property
+    def kernel(self) -> ColumnKernel | None:
+        """Drafts whole windows where the Triton kernels run."""
+        return column_kernel(self._init)
 
     def guesses(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
         codebooks, vocab_size = verdict.p.shape[-2:]

@@ -19,12 +19,12 @@ from mmspec.decoding.adaptive_branching import Branches, Branching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.trees import verify_tree
-from mmspec.drafters.init_drafter import ForcedOnDevice
 from mmspec.drafters.ngram import NGramTable, Table
 from mmspec.drafters.tree.specinfer import branching_of
+from mmspec.drafters.window_kernel import ForcedOnDevice
 from mmspec.errors import ArgumentError
+from mmspec.sampling.numbers import on_device
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
 from mmspec.sampling.tree_rejection import Outcome
 

@@ -20,10 +20,9 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.draft_vocabulary import expand
 from mmspec.methods.block.head import BlockHead
 from mmspec.sampling.logits import Logits, split_cfg
-from mmspec.sampling.numbers import Numbers, upload
+from mmspec.sampling.numbers import Numbers, on_device, upload
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome, along_path
 

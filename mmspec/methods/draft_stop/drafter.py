@@ -24,11 +24,10 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Download, Numbers
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, point_mass, sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
-from mmspec.sampling.transfers import Download
 from mmspec.sampling.tree import Tree
 
 _GAMMA = 0.2  # of AdaEDL's bound

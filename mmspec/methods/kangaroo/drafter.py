@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.target import EarlyExit, ExitFeatureTarget
+from mmspec.decoding.target import EarlyExit, ExitFeatureTarget, read_window
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.head_attention import bias_of_window, written
 from mmspec.drafters.head_sampler import HeadSampler

@@ -12,9 +12,9 @@ from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.last_feature import LastFeatureRunner, refuse_few
 from mmspec.methods.medusa.head import MedusaHeads
 from mmspec.sampling.logits import split_cfg
+from mmspec.sampling.numbers import on_device
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.sampling.transfers import on_device
 from mmspec.sampling.tree import Tree
 
 

@@ -21,10 +21,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mmspec.decoding.ahead import read_window
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.target import EarlyExit, LayerFeatureTarget
+from mmspec.decoding.target import EarlyExit, LayerFeatureTarget, read_window
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.methods.outer.head import OuterHead

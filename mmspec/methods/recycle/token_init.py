@@ -15,10 +15,11 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.drafters.init_drafter import InitDrafter, forcing_frames
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.token_init import (
+    InitDrafter,
     TokenInit,
+    forcing_frames,
     host_version,
     neighbors_of_window,
     repeat_left,

@@ -16,16 +16,14 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.drafters.init_drafter import LONGEST, ForcedOnDevice, InitDrafter
 from mmspec.drafters.jacobi import Jacobi
-from mmspec.drafters.token_init import TokenInit, neighbors_of_window, repeat_left, repeat_up, table_entry
-from mmspec.drafters.window_kernel import Reusable
+from mmspec.drafters.token_init import InitDrafter, TokenInit, neighbors_of_window, repeat_left, repeat_up, table_entry
+from mmspec.drafters.window_kernel import LONGEST, ForcedOnDevice, Reusable
 from mmspec.sampling.likeliest import likeliest
-from mmspec.sampling.numbers import Numbers
+from mmspec.sampling.numbers import Numbers, on_device
 from mmspec.sampling.probs import Probs, dense
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
-from mmspec.sampling.transfers import on_device
 
 _ENTRIES = 2**13  # the largest table of a row; pairs that share an entry overwrite each other
 _KEPT = 16  # tokens of a distribution that are stored

@@ -17,11 +17,11 @@ from mmspec.arguments.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.batching.request import PreparedRequest, RowPrompt
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.continuous.sampler import LatentModel
-from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.step import OnStep
 from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.window_policy import adaptive_windows_of
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.pipeline import Arguments, ModelPipeline
@@ -31,8 +31,15 @@ from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.calls import CallbackOnStepEnd, generate_tokens, image_request, read_options
 from mmspec.vision.image_stream import StreamsImages
 from mmspec.vision.llamagen.target import LlamaGenTarget
-from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels
-from mmspec.vision.previews import check_latents, complete_latents, grey_where_missing
+from mmspec.vision.outputs import (
+    ImageOutput,
+    check_call,
+    check_latents,
+    check_output_type,
+    complete_latents,
+    grey_where_missing,
+    images_from_pixels,
+)
 from mmspec.vision.shapes.config import GUIDANCE, TEMPERATURE
 from mmspec.vision.shapes.fsq_tokenizer import FSQTokenizer
 from mmspec.vision.shapes.latent.head import FlowHead
