@@ -42,12 +42,15 @@ class FrameModel(Protocol):
     Attributes:
         codes: D, tokens of a frame after the first.
         device: Where its tensors are.
-        reader: The module that reads the windows, the depth decoder.
     """
 
     codes: int
     device: torch.device
-    reader: nn.Module
+
+    @property
+    def reader(self) -> nn.Module:
+        """The module that reads the windows, the depth decoder."""
+        ...
 
     def start(self) -> Logits:
         """Reads the prompts and returns the logits of the first token of frame 0, [B, 1, V]."""

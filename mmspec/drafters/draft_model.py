@@ -174,7 +174,7 @@ def draft_model_of(context: DraftingContext) -> tuple[Target, Sequence[SamplingP
         return EarlyExitTarget(context.target, EarlyExit(layers, guided=scale != 1)), settings
     if resources.draft_model is None:
         raise ArgumentError(
-            f"recipe {recipe.name!r} needs a draft model, and this model has none; pass one as "
+            f"recipe '{recipe}' needs a draft model, and this model has none; pass one as "
             "draft_model= to generate, or to the pipeline when it is loaded"
         )
     create = resources.draft_model if scale == 1 else resources.guided_draft_model

@@ -44,7 +44,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
         return ModelRunner(model, TokenSampler(settings, layout.constraint, target.device))
     if kind not in resources.heads:
         raise ArgumentError(
-            f"recipe {recipe.name!r} needs a drafter of kind {kind!r}, and this model has none; train one with "
+            f"recipe '{recipe}' needs a drafter of kind {kind!r}, and this model has none; train one with "
             f"`mmspec train-drafter --kind {kind}` and pass its folder as drafter= to mmspec.load, or as --drafter"
         )
     head, network = resources.heads[kind], context.networks[kind]
@@ -52,7 +52,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
     if not isinstance(target, FrameFeatureTarget if frames else FeatureTarget):
         features = "features of frames" if frames else "features"
         raise ArgumentError(
-            f"recipe {recipe.name!r} is not possible here: {type(target).__name__} does not provide {features}"
+            f"recipe '{recipe}' is not possible here: {type(target).__name__} does not provide {features}"
         )
     if head.vocab_size != target.vocab_size:
         raise ModelError(

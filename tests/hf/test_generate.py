@@ -192,6 +192,7 @@ REFUSED: list[tuple[dict[str, Any], type[MMSpecError], str]] = [
     ({"output_scores": True}, ArgumentError, "output_scores=True is not supported"),
     ({"recipe": "scdd"}, UnknownNameError, "unknown recipe 'scdd' (did you mean 'scd'?)"),
     ({"recipe": "draft"}, ArgumentError, "recipe 'draft' needs a draft model"),
+    ({"recipe": "scd:refresh=model"}, ArgumentError, "recipe 'scd:window=16,refresh=model' needs a draft model"),
     ({"recipe": "table"}, ArgumentError, "recipe 'table' needs a table; pass table=, the new ids of images from"),
     ({"recipe": "scd:start=table"}, ArgumentError, "recipe 'scd:start=table' needs a table; pass table="),
     ({"table": IDS[0]}, ArgumentError, "table=<Tensor> is not allowed; it must be ids of images, an int64"),

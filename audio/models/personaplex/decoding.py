@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_frames import left_padded
@@ -41,7 +41,7 @@ class DuplexFrames:
 
     def __init__(self, model: KyutaiTTS, conversations: Sequence[Conversation]) -> None:
         self.codes, self.device = model.config.codebooks, model.device
-        self.reader: nn.Module = model.depformer
+        self.reader = model.depformer
         self._model = model
         given = torch.stack([each.given for each in conversations])
         self._codes = given[..., 1 : 1 + self.codes].numpy()
