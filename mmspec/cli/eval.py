@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.bench import split_recipes
+from mmspec.cli.builtin_prompts import builtin_prompts
 from mmspec.cli.exactness_gate import gate_on
 from mmspec.cli.interrupts import sigterm_interrupts
 from mmspec.cli.limited import say_limit
@@ -164,7 +165,10 @@ def evaluate(
         from mmspec.metrics.evaluation.suites.plan import planned
 
         given = planned(given)
-    resolved = resolve({**DEFAULTS, **given})
+    values = {**DEFAULTS, **given}
+    resolved = resolve(values)
+    # What a folder's model generates from is known once it is loaded: texts to draw or to speak, or classes.
+    by_pipe = values["prompts"] == "builtin" and values["model"] not in OWN_METRICS
     if dry_run:
         from mmspec.metrics.evaluation.suites.plan import dry_run as plan
 
@@ -187,13 +191,17 @@ def evaluate(
         from mmspec.metrics.evaluation.suites.plan import check_reference
 
         check_reference(resolved)
-    check_folder(output, resolved)
+    if not by_pipe:
+        check_folder(output, resolved)
     with ExitStack() as stack:
         processes = stack.enter_context(process_group())
         device = local_device(resolved.device)
         check_device(device)
         pipe = load_pipeline(resolved.model, device, resolved.drafter, read_dtype(resolved.dtype))
         resolved = replace(resolved, fingerprint=fingerprint(pipe))
+        if by_pipe:
+            own = builtin_prompts(resolved.model, pipe)[: values.get("limit")]
+            resolved = replace(resolved, prompts=tuple(own))
         if resolved.suite == CLASSES:
             check_has_classes(pipe)
         evaluation = prepare(pipe, resolved, processes)

@@ -6,11 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmspec.cli.builtin_prompts import builtin_prompts
 from mmspec.cli.model_options import Codec, Config, DType, Style, read_config
 from mmspec.cli.options import Device, Drafter, Json, Model
 from mmspec.cli.output_paths import OPTION, check_folder, read_output
@@ -175,13 +177,13 @@ def train_drafter(
     from mmspec.environment.distributed import local_device, process_group
     from mmspec.files.folders import make_folder
     from mmspec.files.locks import locked
-    from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
+    from mmspec.metrics.prompts import read_prompts
     from mmspec.training.kinds import check_loss
     from mmspec.training.sequences import sequences_folder, take_sequences
     from mmspec.training.settings import TrainingSettings
     from mmspec.training.trainer import Trainer, split_prompts
 
-    train_on, measure_on = split_prompts(read_prompts(prompts, builtin=BY_MODEL.get(model, BUILTIN)), held_out)
+    train_on, measure_on = split_prompts(read_prompts(prompts), held_out)  # before the model is loaded
     settings = TrainingSettings(
         kind,
         loss,
@@ -217,6 +219,9 @@ def train_drafter(
         else:
             pipe = load_pipeline(model, own_device, drafter)
         check_trainable(pipe)
+        if prompts == "builtin":
+            train_on, measure_on = split_prompts(builtin_prompts(model, pipe), held_out)
+            settings = replace(settings, prompts=train_on, held_out=measure_on)
         if sequences_of is not None and processes.rank == 0:
             take_sequences(sequences_of, sequences_folder(output), settings, pipe)
         if kind in TRAINED and TRAINED[kind].write:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmspec.cli.builtin_prompts import builtin_prompts
 from mmspec.cli.metric_weights import ClipWeights, Dinov2Weights, InceptionWeights, ShapesWeights
 from mmspec.cli.options import Device, Json, Model
 from mmspec.cli.output_paths import OPTION, check_folder, read_output
@@ -78,6 +80,9 @@ def train_judge(
     settings = training.JudgeSettings(metric, tolerance, train_on, measure_on, pairs, seed, temperature, guidance_scale)
     pipe = load_pipeline(model, device, None)
     check_trainable(pipe)
+    if prompts == "builtin":
+        train_on, measure_on = split_prompts(builtin_prompts(model, pipe), held_out)
+        settings = replace(settings, prompts=train_on, held_out=measure_on)
     distance = image_distance(pipe, metric, {name: where for name, where in weights.items() if where}, device)
     output.mkdir(parents=True, exist_ok=True)
     with (

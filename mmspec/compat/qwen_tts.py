@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan
 from numbers import Real
 from typing import Any
 
@@ -365,11 +364,12 @@ class Qwen3TTSModel:
         chosen = {**DEFAULTS, **{name: adapter.generation[name] for name in DEFAULTS if name in adapter.generation}}
         chosen |= given
         for name in ("max_new_tokens", "repetition_penalty"):
-            if isinstance(chosen[name], bool) or not isinstance(chosen[name], Real) or isnan(chosen[name]):
+            value = chosen[name]
+            if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # NaN
                 raise ArgumentError(f"{name}={shown(chosen[name])} is not allowed; it must be a number")
         # The original's last token begins a frame that is not completed. Its limit may be any number, and the model
         # has so many positions.
-        frames = int(min(chosen["max_new_tokens"], model.config.talker.max_position_embeddings)) - 1
+        frames = int(max(min(chosen["max_new_tokens"], model.config.talker.max_position_embeddings), 0)) - 1
         if frames < 1:
             raise ArgumentError(f"max_new_tokens={chosen['max_new_tokens']} is not allowed; it must be 2 or more")
 
