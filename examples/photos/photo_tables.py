@@ -87,11 +87,15 @@ def tables(rows: list[dict[str, Any]]) -> str:
             setting = row["setting"]
     compared = [row for row in rows if "frechet" in row]
     if compared:
-        lines += ["", f"The same number of images of each recipe is compared: {compared[0]['compared']}.", ""]
-    lines += ["| recipe | tokens per call | bits per token | TV bound | Frechet |", "|---|---|---|---:|---|"]
+        lines += ["", f"Images of each recipe that are compared: {compared[0]['compared']}.", ""]
+    lines += [
+        "| recipe | tokens per call | bits per token | TV bound | Frechet | precision | recall |",
+        "|---|" + "---:|" * 6,
+    ]
     for row in compared:
-        before = (text(row[name], 2) for name in ("tokens_per_call", "nll"))
-        cells = [f"`{row['recipe']}`", *before, f"{row['tv_bound']:.3f}", text(row["frechet"], 3)]
+        points = (f"{row[name][0]:.2f}" for name in ("tokens_per_call", "nll"))
+        covered = (f"{row[name][0]:.2f}" for name in ("precision", "recall"))
+        cells = [f"`{row['recipe']}`", *points, f"{row['tv_bound']:.3f}", text(row["frechet"], 3), *covered]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
