@@ -23,7 +23,7 @@ from mmspec.metrics.evaluation.media import check_readable, list_media
 from mmspec.metrics.evaluation.quality import Quality, check_kind, find_metrics, measure, with_differences
 from mmspec.metrics.evaluation.scores import SampleScores
 from mmspec.metrics.evaluation.speed import Speed, speed_of
-from mmspec.metrics.metric import Groups, Metric, Rows
+from mmspec.metrics.metric import Groups, Kind, Metric, Rows
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import Verdict
@@ -65,8 +65,12 @@ class EvaluationResult:
     remarks: list[str] = field(default_factory=list)
 
 
-def check(config: EvalConfig) -> list[Metric]:
+def check(config: EvalConfig, kind: Kind | None = None) -> list[Metric]:
     """Checks everything that can be checked before the first sample is generated.
+
+    Args:
+        config: What to evaluate.
+        kind: What the model generates, where it is known.
 
     Returns:
         The metrics.
@@ -85,6 +89,8 @@ def check(config: EvalConfig) -> list[Metric]:
         raise ArgumentError(f"--prompts and --seeds make {count} sample; a comparison needs at least 2")
     SamplingParams(**config.sampling)
     metrics = find_metrics(config.metrics, config.weights, count)
+    if kind is not None:
+        check_kind(metrics, kind)
     statistics = [field.name for field in fields(SampleRecord)]
     for metric in metrics:
         if metric.statistic and metric.statistic not in statistics:
@@ -140,10 +146,7 @@ def prepare(
             usable.
         ModelError: If an extractor cannot be loaded.
     """
-    metrics = check(config)
-    kind = kind_of(pipe)
-    if kind is not None:
-        check_kind(metrics, kind)
+    metrics = check(config, kind_of(pipe))
     features = FeaturePipeline(metrics, config.weights, config.device)
     references = {
         metric.name: reference_from(Path(config.reference), features, metric)

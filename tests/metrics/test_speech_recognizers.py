@@ -31,6 +31,7 @@ from mmspec.metrics.extractors.wavlm import WavLMExtractor
 from mmspec.metrics.extractors.whisper import WhisperExtractor
 from mmspec.metrics.gaussian import fit
 from mmspec.metrics.image.frechet import frechet_distance
+from mmspec.metrics.prompts import BUILTIN
 from mmspec.recipes import Recipe
 
 RATE = 8000
@@ -174,8 +175,10 @@ def arguments(out: Path, networks: dict[str, str], *more: str) -> list[str]:
 
 
 def test_an_evaluation_of_audio(voice: Voice, tmp_path: Path, networks: dict[str, str]) -> None:
-    assert main(arguments(tmp_path, networks)) == 0
-    record = json.loads((tmp_path / "results.json").read_text())
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out"
+    prompts.write_text("\n".join(BUILTIN[:3]))
+    assert main(arguments(out, networks, "--prompts", str(prompts))) == 0
+    record = json.loads((out / "results.json").read_text())
     plain, little, much = (row["quality"] for row in record["rows"])
     for name in ("logmel", "fd@wavlm"):
         assert plain[name]["value"] < little[name]["value"] < much[name]["value"], name
@@ -194,11 +197,11 @@ def test_an_evaluation_of_audio(voice: Voice, tmp_path: Path, networks: dict[str
         and voice.streamed.count("plain") == 2 * 2 + 1
         and speed["first"] > 0
     )
-    files = sorted((tmp_path / "samples").rglob("*.wav"))
+    files = sorted((out / "samples").rglob("*.wav"))
     assert len(files) == 4 * 6
     clip = read_waveform(files[0])
     assert clip.rate == RATE and clip.seconds == 0.5
-    page = (tmp_path / "report.html").read_text()
+    page = (out / "report.html").read_text()
     # Three samples of each recipe; two pairs that lose most of each of two recipes.
     assert page.count("<audio ") == 3 * 3 + 2 * 2 * 2 and "data:audio/wav;base64," in page and "real time" in page
 
