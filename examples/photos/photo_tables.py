@@ -76,12 +76,12 @@ def tables(rows: list[dict[str, Any]]) -> str:
     """Both tables as Markdown."""
     lines = [
         "| setting | recipe | images | tokens per call | bits per token | nll - entropy |",
-        "|---|---|---:|---|---|---|",
+        "|---|---|---:|---|---:|---|",
     ]
     setting = ""
     for row in rows:
         if row["recipe"] not in RELAXED:
-            values = (text(row[name], n) for name, n in (("tokens_per_call", 2), ("nll", 2), ("nll_minus_entropy", 3)))
+            values = (text(row["tokens_per_call"], 2), f"{row['nll'][0]:.2f}", text(row["nll_minus_entropy"], 3))
             first = "" if row["setting"] == setting else f" {row['setting']}"
             lines.append(f"|{first} | `{row['recipe']}` | {row['images']} | {' | '.join(values)} |")
             setting = row["setting"]
