@@ -46,3 +46,19 @@ def check_integers(options: object, ranges: Iterable[tuple[str, int, int]], opti
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
             raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {largest}")
+
+
+def check_texts(options: object, names: Sequence[str], optional: bool = False) -> None:
+    """Checks options that are texts.
+
+    Args:
+        optional: Whether they may be None.
+
+    Raises:
+        ArgumentError: If one of them is not.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, str) and not (optional and value is None):
+            allowed = "a text, or None" if optional else "a text"
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be {allowed}")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.target import ReadsAhead, reads_ahead
+from mmspec.decoding.target import ReadsAhead, provides, reads_ahead
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.probs import Probs
 from mmspec.sampling.rejection import Draft, Verdict
@@ -111,13 +111,8 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
     # The columns that end a row are found on the host, which gets them with their counts.
     if layout.kind == "latents" or layout.stops is not None or (layout.ends is not None and layout.kind == "tokens"):
         return None
-    if not (reads_ahead(target) and _has(sampler, "sample_ahead", "verify_ahead")):
+    if not (reads_ahead(target) and provides(sampler, "sample_ahead", "verify_ahead")):
         return None
-    if not (_has(drafter, "drafts_ahead", "draft_ahead") and cast(DraftsAhead, drafter).drafts_ahead):
+    if not (provides(drafter, "drafts_ahead", "draft_ahead") and cast(DraftsAhead, drafter).drafts_ahead):
         return None
     return Ahead(cast(ReadsAhead, target), cast(SamplesAhead, sampler), cast(DraftsAhead, drafter))
-
-
-def _has(part: object, *names: str) -> bool:
-    """Whether a part has what a protocol asks for; `isinstance` of a protocol would take longer than a launch."""
-    return all(hasattr(type(part), name) for name in names)

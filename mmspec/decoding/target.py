@@ -191,10 +191,12 @@ class ReadsAhead(Protocol):
 
 def reads_ahead(target: object) -> bool:
     """Whether a target is a `ReadsAhead`, and can read ahead now."""
-    # `isinstance` of a protocol would take longer than a launch.
-    kind = type(target)
-    can = hasattr(kind, "reads_ahead") and hasattr(kind, "forward_ahead")
-    return can and cast(ReadsAhead, target).reads_ahead
+    return provides(target, "reads_ahead", "forward_ahead") and cast(ReadsAhead, target).reads_ahead
+
+
+def provides(part: object, *names: str) -> bool:
+    """Whether a part has what a protocol asks for; `isinstance` of a protocol would take longer than a launch."""
+    return all(hasattr(type(part), name) for name in names)
 
 
 def read_window(target: Target, tokens: Tensor, at: Numbers) -> Logits:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.arguments import shown
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_texts, options_of
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.audio.models.codec_lm.minicpm_o_model import MiniCPMO, read_model
 from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, CodecLMAdapter, TextPrompt
@@ -135,8 +134,7 @@ def from_folder(source: PublishedFolder) -> MiniCPMOAdapter:
         ModelError: For files that are missing, damaged or of another model.
     """
     options = options_of(Options, source.options, "MiniCPM-o")
-    if not isinstance(options.system, str):
-        raise ArgumentError(f"system={shown(options.system)} is not allowed; it must be a text")
+    check_texts(options, ("system",))
     if source.draft is not None:
         raise ArgumentError("draft_model is not possible for MiniCPM-o, whose talker reads its own language model")
     codec = source.needed_codec("MiniCPM-o", "the token2wav of its folder")

@@ -15,14 +15,13 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from mmspec.arguments import shown
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_texts, options_of
 from mmspec.audio.models.flat.decoding import MarkedCodes, StreamFormat
 from mmspec.audio.models.flat.speech import FlatAdapter
 from mmspec.audio.models.flat.style import Style
 from mmspec.audio.published_folder import PublishedFolder, read_published
 from mmspec.audio.text import refuse_marks
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ModelError
 from mmspec.hf.folder import tokenizer_of
 from mmspec.sampling.params import SamplingParams
 
@@ -113,8 +112,7 @@ def from_folder(source: PublishedFolder) -> FlatAdapter:
         ModelError: For files that are missing, damaged or of another model.
     """
     options = options_of(Options, source.options, "Step-Audio 2")
-    if not isinstance(options.system, str):
-        raise ArgumentError(f"system={shown(options.system)} is not allowed; it must be a text")
+    check_texts(options, ("system",))
     codec = source.needed_codec("Step-Audio 2", "the token2wav of its folder")
     tokenizer, model = tokenizer_of(source.processor, source.folder), source.model(read_model)
     style = step_audio2_style(model.config, tokenizer, options.system)

@@ -18,7 +18,7 @@ from torch import Tensor
 from mmspec.arguments import check_integer, shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_texts, options_of
 from mmspec.audio.models.flat.decoding import decoder_of
 from mmspec.audio.models.flat.left_padding import flat_prompt, left_padded
 from mmspec.audio.models.flat.yue_prompt import CODES, END, FIRST, XCODEC, head_ids, segment_ids, segments_of, text_ids
@@ -254,8 +254,7 @@ def make(model: Any, tokenizer: Any, codec: Codec | None, config: Mapping[str, A
         raise ArgumentError(
             "YuE needs a codec; pass an X-codec as tokenizer=, and its second stage as config={'stage_2': ...}"
         )
-    if not isinstance(options.genres, str):
-        raise ArgumentError(f"genres={shown(options.genres)} is not allowed; it must be a text")
+    check_texts(options, ("genres",))
     positions = min(POSITIONS, int(model.config.max_position_embeddings))
     check_integer("tokens", options.tokens, 2, positions // 2)
     if options.segments is not None:

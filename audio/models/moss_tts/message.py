@@ -13,7 +13,7 @@ from torch import Tensor
 from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
-from mmspec.audio.family_options import check_integers, options_of
+from mmspec.audio.family_options import check_integers, check_texts, options_of
 from mmspec.audio.positions import check_positions
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
@@ -157,10 +157,7 @@ def read_options(
     """
     options = options_of(kind, config, family, ("codec", "draft_model"))
     check_integers(options, (("frames", 1, 2**20), ("tokens", 1, 2**20), *further), optional=("tokens",))
-    for name in ("language", "instruction", "quality"):
-        value = getattr(options, name)
-        if not isinstance(value, (str, type(None))):
-            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a text, or None")
+    check_texts(options, ("language", "instruction", "quality"), optional=True)
     if not isinstance(options.voice, (ReferenceCodes, type(None))):
         raise ArgumentError(
             f"voice={shown(options.voice)} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes"

@@ -16,7 +16,7 @@ from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.token2wav import Token2Wav
 from mmspec.audio.depth.depth_frames import left_padded, same_length
-from mmspec.audio.family_options import check_integers, options_of
+from mmspec.audio.family_options import check_integers, check_texts, options_of
 from mmspec.audio.models.qwen2_5_omni.decoding import vocab_size
 from mmspec.audio.talker_call import Question, call_talker
 from mmspec.decoding.assembly import PreparedRows
@@ -191,10 +191,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         raise ModelError("the model has no talker, and so no voice; load one with enable_audio_output")
     options = options_of(Options, config, "Qwen2.5-Omni")
     check_integers(options, (("frames", 1, 2**20), ("answer_tokens", 2, 2**20)))
-    for name in ("speaker", "system"):
-        value = getattr(options, name)
-        if not isinstance(value, (str, type(None))):
-            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a text, or None")
+    check_texts(options, ("speaker", "system"), optional=True)
     speakers = Path(model.name_or_path) / "spk_dict.pt"
     if not model.speaker_map and speakers.is_file():
         model.speaker_map.update(read_speakers(speakers, model))

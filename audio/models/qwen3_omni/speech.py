@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import stage_sampling
 from mmspec.audio.codec import Codec, check_codec
@@ -18,7 +17,7 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_length
 from mmspec.audio.depth.frame_rows import prepare_frame_rows
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
-from mmspec.audio.family_options import check_integers, options_of
+from mmspec.audio.family_options import check_integers, check_texts, options_of
 from mmspec.audio.models.qwen3_omni.decoding import depth_sampling, talker_frames
 from mmspec.audio.talker_call import Question, call_talker
 from mmspec.batching.request import PreparedBatch
@@ -153,6 +152,5 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         raise ModelError("the model has no speakers; its talker_config must have them in speaker_id")
     options = options_of(Options, config, "Qwen3-Omni")
     check_integers(options, (("frames", 1, 2**20), ("answer_tokens", 2, 2**20), ("ahead", 0, MAX_AHEAD)))
-    if not isinstance(options.system, (str, type(None))):
-        raise ArgumentError(f"system={shown(options.system)} is not allowed; it must be a text, or None")
+    check_texts(options, ("system",), optional=True)
     return Qwen3OmniAdapter(model, processor, codec or Code2Wav(model.code2wav), options)

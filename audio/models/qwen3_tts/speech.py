@@ -21,7 +21,7 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_rows import prepare_frame_rows
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.draft_model import check_draft
-from mmspec.audio.family_options import check_integers, options_of
+from mmspec.audio.family_options import check_integers, check_texts, options_of
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, frame_ends
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS, read_model
 from mmspec.audio.models.qwen3_tts.prompt import (
@@ -295,8 +295,7 @@ def read_options(config: Mapping[str, Any]) -> Options:
     check_integers(options, (("frames", 1, 2**20), ("ahead", 0, MAX_AHEAD)))
     if not isinstance(options.language, str):
         raise ArgumentError(f"language={shown(options.language)} is not allowed; it must be a name, or 'auto'")
-    if options.instruct is not None and not isinstance(options.instruct, str):
-        raise ArgumentError(f"instruct={shown(options.instruct)} is not allowed; it must be a text, or None")
+    check_texts(options, ("instruct",), optional=True)
     if options.non_streaming_mode is not None:
         check_flag("non_streaming_mode", options.non_streaming_mode)
     return options
