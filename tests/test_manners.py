@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import mmspec
+import mmspec.loading
 import mmspec.vision
 from mmspec.errors import ArgumentError
 from mmspec.pipeline import move

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import mmspec
+import mmspec.loading
 from mmspec.audio.codecs import qwen3_tts as codec
 from mmspec.audio.models.qwen3_tts.speaker import embed_voice
 from mmspec.audio.reference_audio import ReferenceAudio
