@@ -18,14 +18,14 @@ from mmspec.knobs import LARGEST
 _CHANCE, _CALLS = 0.8, 8.0  # the chance to accept a draft that is hoped for at first, and the calls that it is worth
 _FORGET = 0.98  # of what a width has gained, what is left after each of its calls
 _GAIN = 1.05  # tokens per second that drafts must gain over single steps
-_APART, _SURE = 1.2, 8  # as long as rows advance together, unless so many calls have told: apart, they cannot go back
+_APART, _DOUBT = 1.2, 0.6  # the same while rows advance together, and what one call's doubt adds: there is no way back
 _STEPS, _TIMED = 16, 3  # consecutive single steps while drafting does not pay, and while their cost is unknown
 _FIRST_COST = 1.5  # single steps that a first window is taken to cost
 _SHORTEST = 1e-9  # seconds of a call: clocks may stand still, or be set back
 _SLOW = 4  # times what a call is expected to take, beyond which the time is that of a slow start or of other processes
-# The account, in single steps: a new model starts with 4 % of a run, at least 3 and at most 12. It grows by 1 % of the
-# tokens up to that, and by what drafts save up to a fifth of a run more. A run begins in debt by a tenth at most.
-_SHARE, _LEAST, _MOST, _GROWTH, _SAVED, _DEBT = 0.04, 3.0, 12.0, 0.01, 0.2, 0.1
+# The account, in single steps: a new model starts with 3 % of a run, at least 2.2 and at most 12. It grows by 1 % of
+# the tokens up to that, and by what drafts save up to a fifth of a run more. A run begins in debt by a tenth at most.
+_SHARE, _LEAST, _MOST, _GROWTH, _SAVED, _DEBT = 0.03, 2.2, 12.0, 0.01, 0.2, 0.1
 
 
 class AdaptiveWindow:
@@ -90,8 +90,10 @@ class AdaptiveWindow:
         """The width with the most tokens per second; 1 if drafts gain too little over single steps."""
         known = (width for width in self.widths[1:] if self._calls[width] * self._rows > 1)
         fastest = max(known, key=self.rate, default=1)
-        is_doubtful = self._in_step and self._rows > 1 and self._calls[fastest] <= _SURE
-        return fastest if self.rate(fastest) >= (_APART if is_doubtful else _GAIN) * self.rate(1) else 1
+        least = _GAIN
+        if self._in_step and self._rows > 1:
+            least = _APART + _DOUBT / max(1.0, self._calls[fastest])
+        return fastest if self.rate(fastest) >= least * self.rate(1) else 1
 
     @property
     def _knows_steps(self) -> bool:

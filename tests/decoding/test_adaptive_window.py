@@ -236,14 +236,14 @@ DRAFT_COSTS = {"none": (0.0, 0.005), "table": (0.05, 0.02), "model": (0.05, 0.3)
 @pytest.mark.parametrize("token", TOKEN_COSTS)
 @pytest.mark.parametrize("rows", [1, 2, 8, 64])
 def test_runs_of_115_tokens_lose_at_most_6_percent_to_plain_decoding(token: str, rows: int) -> None:
-    """The first run on a model at most 12 %. Single runs differ by their luck; the figures are means over seeds."""
+    """The first run on a model at most 8 %. Single runs differ by their luck; the figures are means over seeds."""
     found = {
         (drafts, chance): ratios(AdaptiveWindow, Cost(TOKEN_COSTS[token], cost, 0.1), chance, 115, rows, range(8))
         for drafts, cost in DRAFT_COSTS.items()
         for chance in (0.0, 0.3, 0.6, 0.9)
     }
     means = np.array([one.mean(0) for one in found.values()])  # [settings, runs]
-    assert means[:, 0].max() < 1.12 and means[:, 1:].max() < 1.06, found
+    assert means[:, 0].max() < 1.08 and means[:, 1:].max() < 1.06, found
 
 
 @pytest.mark.parametrize(("rows", "most"), [(1, 0.03), (8, 0.05)])
@@ -261,7 +261,7 @@ def test_later_runs_of_256_tokens_lose_little_to_the_best_fixed_width(rows: int,
     assert np.mean(lost) < most, lost
 
 
-@pytest.mark.parametrize(("length", "least"), [(256, (1.25, 1.2, 1.1)), (1000, (1.4, 1.4, 1.4))])
+@pytest.mark.parametrize(("length", "least"), [(256, (1.1, 1.2, 1.1)), (1000, (1.4, 1.4, 1.4))])
 def test_drafts_that_pay_in_wide_windows_alone_are_found(length: int, least: tuple[float, ...]) -> None:
     """As measured with `scd`: windows of 2 and 4 gain nothing, one of 32 decodes 1.6 times as fast."""
     found = ratios(AdaptiveWindow, Cost(0.03, (0.72, 0.0), 0.1), Reused(0.4), length, 1, range(8)).mean(0)
