@@ -49,7 +49,7 @@ class FrameModel(Protocol):
 
     @property
     def reader(self) -> nn.Module:
-        """The module that reads the windows, the depth decoder."""
+        """What reads the windows: the depth decoder alone, without the backbone."""
         ...
 
     def start(self) -> Logits:
