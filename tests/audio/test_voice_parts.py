@@ -142,7 +142,7 @@ class Enough(Exception):
     """Ends a call."""
 
 
-def heard(pipe: Any, text: str) -> list[Any]:
+def inputs_of(pipe: Any, text: str) -> list[Any]:
     """What the first modules that a call calls are called with."""
     found = list[Any]()
 
@@ -167,7 +167,7 @@ def test_a_part_of_a_voice_is_read_or_refused(name: str, part: str, tmp_path: Pa
     spoken = case.transcripts if part == "transcript" else (other, other)
     given = list(zip(spoken, SPEAKERS if part == "speaker" else (None, None), strict=True))
     if part in case.reads:
-        runs = [heard(case.load(tmp_path / str(i), *given[i // 2]), case.transcripts[0]) for i in range(3)]
+        runs = [inputs_of(case.load(tmp_path / str(i), *given[i // 2]), case.transcripts[0]) for i in range(3)]
         assert runs[0] == runs[1] and runs[0] != runs[2]
         return
     with pytest.raises(ArgumentError, match=rf"^{part}=.* is not possible: .* takes only \w+( and \w+)*;") as error:
@@ -194,7 +194,7 @@ def test_a_tokenizer_without_the_mark_of_transcripts_has_no_place_for_one(
 
 
 def test_a_voice_of_codes_leaves_no_named_ones(tmp_path: Path) -> None:
-    """They would not be heard."""
+    """They would have no effect."""
     own = CLONING["flat"].load(tmp_path, True).adapter
     style, voice = replace(own.style, voices=("anna",)), ReferenceCodes("two", torch.arange(5))
     named, given = (FlatAdapter(own.model, own.tokenizer, own.codec, style, voice=each) for each in (None, voice))
