@@ -97,16 +97,20 @@ class ReferenceCodes:
             if not isinstance(value, Tensor) and (name, value) != ("speaker", None):
                 raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a tensor of integers")
 
-    def checked(self, codebooks: int, count: int) -> ReferenceCodes:
+    def checked(self, codebooks: int, count: int, model: str, *read: str) -> ReferenceCodes:
         """The same with codes int64 [F, codebooks] on the CPU.
 
         Args:
             codebooks: Codebooks of the model.
             count: Codes of each.
+            model: The model, for errors.
+            read: What it reads besides; see `refuse_unread`.
 
         Raises:
-            ArgumentError: If the codes have another shape or type, or are not among those of the model.
+            ArgumentError: If the codes have another shape or type, or are not among those of the model, and for what
+                it does not read.
         """
+        refuse_unread(self, model, *read)
         codes, shape = self.codes, list(self.codes.shape)
         integers = not codes.is_floating_point() and not codes.is_complex() and codes.dtype != torch.bool
         shaped = integers and codes.ndim == 2 and shape[1] == codebooks and shape[0] > 0
@@ -116,6 +120,26 @@ class ReferenceCodes:
                 f"{codebooks}], 0 to {count - 1}"
             )
         return replace(self, codes=codes.cpu().long())
+
+
+def refuse_unread(voice: ReferenceAudio | ReferenceCodes, model: str, *read: str) -> None:
+    """Refuses what a voice has and a model does not read.
+
+    Args:
+        model: The model, for the error.
+        read: What it reads besides the audio or the codes, of "transcript" and "speaker".
+
+    Raises:
+        ArgumentError: For another one that is not empty.
+    """
+    takes = ("audio" if isinstance(voice, ReferenceAudio) else "codes", *read)
+    for name in ("transcript", "speaker"):
+        value = getattr(voice, name, None)
+        given = value.strip() if isinstance(value, str) else value is not None and value.numel()
+        if given and name not in read:
+            raise ArgumentError(
+                f"{name}={shown(value)} is not possible: {model} takes only {' and '.join(takes)}; leave it out"
+            )
 
 
 def joined(references: Sequence[ReferenceCodes]) -> ReferenceCodes:

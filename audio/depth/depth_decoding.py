@@ -36,8 +36,8 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 
 
-class FrameModel(Protocol):
-    """A model with its prompts given that decodes a batch of rows frame by frame; a part of the batch.
+class CodesModel(Protocol):
+    """A model whose frames have codes along a depth.
 
     Attributes:
         codes: D, tokens of a frame after the first.
@@ -49,15 +49,7 @@ class FrameModel(Protocol):
 
     @property
     def reader(self) -> nn.Module:
-        """The module that reads the windows, the depth decoder."""
-        ...
-
-    def start(self) -> Logits:
-        """Reads the prompts and returns the logits of the first token of frame 0, [B, 1, V]."""
-        ...
-
-    def step(self, frame: Tensor) -> Logits:
-        """Reads a frame int64 [B, 1 + D] and returns the logits of the first token of the next one, [B, 1, V]."""
+        """What reads the windows: the depth decoder alone, without the backbone."""
         ...
 
     def depth(self, first: Tensor, start: int, window: int) -> Target:
@@ -68,6 +60,18 @@ class FrameModel(Protocol):
             start: Position of the first of its D codes.
             window: How far a window may reach past the end.
         """
+        ...
+
+
+class FrameModel(CodesModel, Protocol):
+    """A model with its prompts given that decodes a batch of rows frame by frame; a part of the batch."""
+
+    def start(self) -> Logits:
+        """Reads the prompts and returns the logits of the first token of frame 0, [B, 1, V]."""
+        ...
+
+    def step(self, frame: Tensor) -> Logits:
+        """Reads a frame int64 [B, 1 + D] and returns the logits of the first token of the next one, [B, 1, V]."""
         ...
 
 
@@ -157,8 +161,8 @@ class DepthDecoding:
         frames: Host int64 [B], the number of the frame in each row.
     """
 
-    model: FrameModel
-    draft: FrameModel | None
+    model: CodesModel
+    draft: CodesModel | None
     recipe: Recipe
     samplings: Sequence[SamplingParams]
     sampler: TokenSampler

@@ -41,7 +41,7 @@ class DepthFrames:
         codes: D, tokens of a frame after the first.
         vocab_size: V, of first tokens and codes alike.
         device: Where its tensors are.
-        reader: The depth decoder.
+        reader: The parts of the depth decoder that read a window.
     """
 
     ROWS: ClassVar[RowNames] = ("_target", "_length", PerRow("_firsts", fill=-1))
@@ -62,7 +62,7 @@ class DepthFrames:
         self.codes = decoder.codebooks - 1
         self.device = backbone.device
         self._backbone, self._decoder, self._processors = backbone, decoder, tuple(processors)
-        self.reader = decoder.module
+        self.reader = decoder.reader
         rows = len(prompt.mask)
         self._length = Numbers(np.zeros(rows, dtype=np.int64))
         # One more frame than can be read: the decoding loop may look at the end of the last window.
@@ -71,7 +71,7 @@ class DepthFrames:
         backbone = replace(backbone, cell=(decoder.codebooks,))
         self._target = with_cuda_graphs(CausalTarget(backbone, prompt, uncond, length, slack))
         # A window of `slack` frames that begins inside of a frame touches one more.
-        self._graphs = DepthGraphs(self.reader, rows * (1 + slack))
+        self._graphs = DepthGraphs(decoder.module, rows * (1 + slack))
 
     def start(self) -> Logits:
         return self._processed(self._target.prefill(), Numbers(np.full((len(self._firsts), 1), -1)))

@@ -41,6 +41,11 @@ class DepthDecoder(Protocol):
         """The module whose weights it calls."""
         ...
 
+    @property
+    def reader(self) -> nn.Module:
+        """The parts of `module` that `run` and `head` call: what a window reads, besides embeddings."""
+        ...
+
     def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         """Codes int64 [B, W] of codebooks `books`, int64 [B, W] or one for all, 0 to K - 1, to embeddings [B, W, D].
 

@@ -311,7 +311,9 @@ class Qwen3TTSModel:
             raise ArgumentError("voice_clone_prompt has no ref_text or no ref_code, which icl_mode needs")
         codes = ReferenceCodes(item.ref_text, item.ref_code)
         try:
-            return replace(item, ref_code=codes.checked(config.codebooks, config.codes).codes)
+            return replace(
+                item, ref_code=codes.checked(config.codebooks, config.codes, "Qwen3-TTS", "transcript").codes
+            )
         except ArgumentError as error:
             raise ArgumentError(f"voice_clone_prompt: {error}") from None
 

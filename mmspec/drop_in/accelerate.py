@@ -125,11 +125,12 @@ def last_stats(obj: object) -> Stats | None:
     Raises:
         ArgumentError: If the object is not accelerated.
     """
-    found = [found_on(owner, kind.NAME) for owner, kind in replaceable(obj)]
+    parts = replaceable(obj)
+    found = [found_on(owner, kind.NAME) for owner, kind in parts]
     if not all(found):
         raise ArgumentError(f"obj is a {type(obj).__name__} that is not accelerated; call mmspec.accelerate(obj)")
     stats = [each.stats for each in found if each is not None and each.stats is not None]
-    return total_of(stats) if len(stats) == len(found) else None
+    return total_of(stats) if len(stats) == len({id(owner) for owner, _ in parts}) else None
 
 
 def refuse_misfits(recipe: Recipe, draft_model: object, heads: Sequence[Head], table: Tensor | None) -> None:

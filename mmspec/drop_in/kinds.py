@@ -5,7 +5,7 @@ Classes are named by package and class, so that nothing is imported for objects 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -14,6 +14,7 @@ from mmspec.arguments import shown
 from mmspec.drop_in.chatterbox import loop_of_t3
 from mmspec.drop_in.cosyvoice import InferenceWrapper
 from mmspec.drop_in.generate_method import GenerateMethod
+from mmspec.drop_in.liquid_audio import GENERATORS
 from mmspec.drop_in.replacement import Replacement
 from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import adapted_class, adapter_of
@@ -35,10 +36,11 @@ INSIDE: Mapping[str, tuple[str, ...]] = {
     "TTS.Synthesizer": ("tts_model",),
     "TTS.Xtts": ("gpt.gpt_inference",),
 }
-# Models of other packages with a loop of their own: what stands for its method.
-LOOPS: Mapping[str, Callable[[Any], type[Replacement]]] = {
-    "chatterbox.T3": loop_of_t3,
-    "cosyvoice.Qwen2LM": lambda lm: InferenceWrapper,
+# Models of other packages with a loop of their own: what stands for its methods.
+LOOPS: Mapping[str, Callable[[Any], Sequence[type[Replacement]]]] = {
+    "chatterbox.T3": lambda t3: (loop_of_t3(t3),),
+    "cosyvoice.Qwen2LM": lambda lm: (InferenceWrapper,),
+    "liquid_audio.LFM2AudioModel": lambda model: GENERATORS,
 }
 # Objects that are not accelerated, and why.
 NOT: Mapping[str, str] = {
@@ -56,8 +58,6 @@ NOT: Mapping[str, str] = {
     "TTS.BaseTTS": "of coqui-tts, XTTS is the model whose codes are drafted",
     "moshi.LMGen": "each of its steps returns one frame; mmspec.load decodes the folder of a Kyutai TTS or PersonaPlex",
     "moshi.TTSModel": "each step of its loop returns one frame; mmspec.load decodes its folder",
-    "liquid_audio.LFM2AudioModel": "its generators return one frame after the other, between texts; mmspec.load "
-    "decodes its folder as text to speech",
     "audiocraft.MusicGen": "its layers keep keys that no rejected draft is cut from; MusicgenForConditionalGeneration "
     "of transformers, which is accelerated, reads the same facebook/musicgen-* folders",
     "audiocraft.MAGNeT": "it draws many tokens of a codebook in each call; mmspec.load decodes its folder",
@@ -71,7 +71,8 @@ NOT: Mapping[str, str] = {
 }
 KNOWN = (
     "models of transformers with an adapter (docs/models.md), pipelines of transformers with one, BarkModel, the Omni "
-    "models of Qwen, GlmImagePipeline of diffusers, ChatterboxTTS, CosyVoice2, CosyVoice3, and XTTS of coqui-tts"
+    "models of Qwen, GlmImagePipeline of diffusers, ChatterboxTTS, CosyVoice2, CosyVoice3, LFM2AudioModel of "
+    "liquid-audio, and XTTS of coqui-tts"
 )
 
 
@@ -89,7 +90,7 @@ def replaceable(obj: Any) -> list[tuple[Any, type[Replacement]]]:
         if name in INSIDE:
             return [found for part in INSIDE[name] for found in replaceable(_part(inner, name, part))]
         if name in LOOPS:
-            return [(inner, LOOPS[name](inner))]
+            return [(inner, kind) for kind in LOOPS[name](inner)]
     if isinstance(inner, nn.Module) and adapted_class(inner) is not None:
         return [(inner, GenerateMethod)]
     kind = type(inner).__name__

@@ -82,6 +82,8 @@ def test_spark_prompts_are_those_of_its_package() -> None:
         )
     with pytest.raises(ArgumentError, match="voice has no codes of its speaker"):
         spark_voice_prompt(tokenizer, "ab", ReferenceCodes("cd", torch.tensor([3])))
+    with pytest.raises(ArgumentError, match="transcript='cd' is not possible: this voice has no codes"):
+        spark_voice_prompt(tokenizer, "ab", ReferenceCodes("cd", torch.zeros(0).long(), speaker))
     with pytest.raises(PromptError, match="Spark speaks with the voice of a speaker's codes"):
         STYLES["spark"].prompt(tokenizer, "ab", None)
 
@@ -238,6 +240,11 @@ def test_neutts_that_reads_letters() -> None:
     for wrong, given in (("angry", config), ("happy", None)):
         with pytest.raises(ArgumentError, match=f"emotion='{wrong}' is not one that this model has"):
             neutts_style(tokenizer, codes=16, config=given, emotion=wrong)
+    for unread in ({"language": "de"}, {"phonemize": str.lower}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(unread))}=.* is not possible: this model reads letters"):
+            neutts_style(tokenizer, codes=16, config=config, **unread)
+    with pytest.raises(ArgumentError, match="language='de' is not possible: phonemize makes the phonemes"):
+        neutts_style(tokenizer, str.lower, codes=16, language="de")
     config.neuphonic["input_format"] = "runes"
     with pytest.raises(ModelError, match="input_format='runes'; it must be 'phonemes' or 'BPE'"):
         neutts_style(tokenizer, codes=16, config=config)
@@ -273,8 +280,8 @@ def test_min_p_is_refused_unless_an_adapter_takes_it(monkeypatch: pytest.MonkeyP
 def test_wrong_values_for_neutts_are_refused(name: str, value: Any) -> None:
     tokenizer = neutts_tokenizer()
     config = types.SimpleNamespace(neuphonic={"input_format": "BPE"})
-    if (name, value) == ("codes", 5) or name == "language" and isinstance(value, str):
-        return  # the tokenizer has the first five codes; espeak is asked when a text is spoken
+    if (name, value) == ("codes", 5):
+        return  # the tokenizer has the first five codes
     with pytest.raises(MMSpecError, match=name) as error:
         neutts_style(tokenizer, **{"codes": 16, "config": config, name: value})
     assert "\n" not in str(error.value)

@@ -196,9 +196,7 @@ def test_the_codec_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     out = pipe("one", seed=0)
     np.testing.assert_allclose(out.audio, codec.decode(pipe.adapter.codes(out.tokens[0])[None])[0].numpy(), atol=1e-6)
     tone = np.sin(np.arange(15_000) / 20).astype(np.float32)[None]
-    monkeypatch.setattr(
-        ReferenceCodes, "checked", lambda self, codebooks, count: self
-    )  # it has more codes than the model
+    monkeypatch.setattr(ReferenceCodes, "checked", lambda self, *_: self)  # it has more codes than the model
     voice = pipe.with_reference_audio(tone, 24_000, transcript=" two ").adapter.options.voice
     padded = torch.nn.functional.pad(torch.from_numpy(tone), (0, 9_000))[None]
     torch.testing.assert_close(voice.codes, own.encode(padded).audio_codes[0].T)
@@ -232,8 +230,8 @@ def test_codes_of_a_voice_are_integers() -> None:
         ReferenceCodes(5, torch.tensor(VOICE))  # type: ignore[arg-type]
     for dtype in (torch.bool, torch.complex64, torch.float32):
         with pytest.raises(ArgumentError, match=rf"voice has codes of shape \[3, 3\] and type {dtype}; they must be"):
-            ReferenceCodes("", torch.tensor(VOICE).to(dtype)).checked(BOOKS, CODES)
-    found = ReferenceCodes("", torch.tensor(VOICE, dtype=torch.uint8)).checked(BOOKS, CODES)
+            ReferenceCodes("", torch.tensor(VOICE).to(dtype)).checked(BOOKS, CODES, "Higgs")
+    found = ReferenceCodes("", torch.tensor(VOICE, dtype=torch.uint8)).checked(BOOKS, CODES, "Higgs")
     assert found.codes.dtype == torch.int64 and found.codes.tolist() == VOICE
 
 

@@ -20,7 +20,7 @@ from mmspec.audio.models.codec_lm.cosyvoice_tokens import END_OF_PROMPT, VERSION
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, read_state
 from mmspec.audio.positions import check_positions
-from mmspec.audio.reference_audio import ReferenceCodes, joined
+from mmspec.audio.reference_audio import ReferenceCodes, joined, refuse_unread
 from mmspec.audio.text import ending_like, split_text
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.files.checkpoint import check_depths, sizes_of
@@ -155,6 +155,8 @@ def read(
         raise ArgumentError(f"exclude_repeated={exclude_repeated!r} is not allowed; it must be True or False")
     if voice is not None and not isinstance(voice, ReferenceCodes):
         raise ArgumentError(f"voice={voice!r} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes")
+    if voice is not None:
+        refuse_unread(voice, "CosyVoice", "transcript")
     file, state = folder / "llm.pt", read_state(folder / "llm.pt")
     if any(getattr(state.get(f"{name}.weight"), "ndim", 0) != 2 for name in ("llm_decoder", "speech_embedding")):
         raise ModelError(f"model '{file}' is not a CosyVoice 2 or 3; it lacks llm_decoder or speech_embedding")

@@ -69,7 +69,7 @@ class CsmDepth:
     def __init__(self, decoder: Any) -> None:
         self.vocab_size = int(decoder.config.vocab_size)
         self.codebooks = int(decoder.config.num_codebooks)
-        self.module = self._decoder = decoder
+        self.module = self.reader = self._decoder = decoder
 
     def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         embeds: Tensor = self._decoder.model.embed_tokens(tokens + books * self.vocab_size)

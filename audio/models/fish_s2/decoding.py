@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
@@ -98,6 +98,7 @@ class FishDepth:
         self.vocab_size = model.config.codes
         self.codebooks = model.config.codebooks
         self.module = self._model = model
+        self.reader = nn.ModuleList([model.fast, model.fast_head])
 
     def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         # One embedding for all codebooks: positions tell them apart.

@@ -110,7 +110,7 @@ class FishAdapter:
                     f"the tokenizer has {name} as {found}, the model as {own}; they do not belong together"
                 )
         voice = options.voice
-        self._voice = None if voice is None else voice.checked(config.codebooks, config.codes)
+        self._voice = None if voice is None else voice.checked(config.codebooks, config.codes, "Fish S2", "transcript")
         if self._voice is not None:
             refuse_marks("transcript", self._voice.transcript, MARKS)
 

@@ -23,7 +23,7 @@ def neutts_style(
     tokenizer: Any,
     phonemize: Callable[[str], str] | None = None,
     codes: int = 65536,
-    language: str = "en-us",
+    language: str | None = None,
     config: Any = None,
     emotion: str | None = None,
 ) -> Style:
@@ -33,13 +33,13 @@ def neutts_style(
         tokenizer: The tokenizer of the model.
         phonemize: A text to phonemes; None is espeak by the package `phonemizer`, as in the original.
         codes: Codes of the codec.
-        language: The language of texts, as espeak names it.
+        language: The language of texts, as espeak names it; None is American English.
         config: The model's configuration, which says whether it reads letters; without one it reads phonemes.
         emotion: How a model that reads letters speaks, such as "happy"; None and "neutral" are the same.
 
     Raises:
         ModelError: If the tokenizer or the configuration is not that of a NeuTTS.
-        ArgumentError: For an emotion that the model does not have.
+        ArgumentError: For an emotion that the model does not have, and phonemes of one that reads letters.
     """
 
     check_integer("codes", codes, 1, 2**24)
@@ -56,16 +56,20 @@ def neutts_style(
     stream = StreamFormat(codes, first, known("<|SPEECH_GENERATION_END|>"))
     letters = reads_letters(config)
     for name, value in (("language", language), ("emotion", emotion)):
-        if not isinstance(value, str) and (name, value) != ("emotion", None):
+        if not isinstance(value, (str, type(None))):
             raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a text")
     if phonemize is not None and not callable(phonemize):
         raise ArgumentError(f"phonemize={shown(phonemize)} is not allowed; it must be a function of a text, or None")
+    for name, own in (("phonemize", phonemize), ("language", language)):
+        if own is not None and (letters or name == "language" and phonemize is not None):
+            reads = "this model reads letters" if letters else "phonemize makes the phonemes"
+            raise ArgumentError(f"{name}={shown(own)} is not possible: {reads}; leave it out")
     emotion = None if emotion == "neutral" else emotion
     if emotion is not None and (
         not letters or tokenizer.convert_tokens_to_ids(f"<|{emotion.upper()}|>") in (None, tokenizer.unk_token_id)
     ):
         raise ArgumentError(f"emotion={shown(emotion)} is not one that this model has")
-    speak = phonemize or espeak_phonemes(language)
+    speak = phonemize or espeak_phonemes(language or "en-us")
 
     def prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
         raise PromptError(

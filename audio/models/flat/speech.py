@@ -29,7 +29,7 @@ from mmspec.audio.models.flat.spark import ATTRIBUTES, MadeUpVoice, WithSpeaker,
 from mmspec.audio.models.flat.style import Style
 from mmspec.audio.models.flat.yue import YuEAdapter
 from mmspec.audio.models.flat.yue import make as make_yue
-from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, joined, refuse_unread
 from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
 from mmspec.decoding.assembly import PreparedRows
@@ -92,16 +92,19 @@ def spark_voice_prompt(tokenizer: Any, text: str, voice: ReferenceCodes) -> list
     """The prompt of Spark: the text after that of the voice, the codes of the speaker, and those of the voice.
 
     Raises:
-        ArgumentError: For a voice without the codes of its speaker.
+        ArgumentError: For a voice without the codes of its speaker, and a transcript without those of its words.
     """
     if voice.speaker is None or not voice.speaker.numel():
         raise ArgumentError("voice has no codes of its speaker; pass ReferenceCodes(transcript, codes, speaker)")
     speaker = "".join(f"<|bicodec_global_{code}|>" for code in voice.speaker.flatten().tolist())
     codes = "".join(f"<|bicodec_semantic_{code}|>" for code in voice.codes.flatten().tolist())
-    said = voice.transcript if codes else ""
+    if voice.transcript.strip() and not codes:
+        raise ArgumentError(
+            f"transcript={shown(voice.transcript)} is not possible: this voice has no codes; leave it out"
+        )
     return list(
         tokenizer(
-            f"<|task_tts|><|start_content|>{said}{text}<|end_content|><|start_global_token|>{speaker}"
+            f"<|task_tts|><|start_content|>{voice.transcript}{text}<|end_content|><|start_global_token|>{speaker}"
             f"<|end_global_token|><|start_semantic_token|>{codes}"
         )["input_ids"]
     )
@@ -127,6 +130,7 @@ STYLES = {
         (),
         tokens=1500,
         voice_prompt=spark_voice_prompt,
+        speakers=True,
     ),
     "orpheus": Style(
         STREAM_FORMATS["orpheus"],
@@ -227,7 +231,7 @@ class FlatAdapter:
         self.model, self.tokenizer, self.codec, self.style = model.eval(), tokenizer, codec, style
         self.draft_model = None if draft_model is None else draft_model.eval()
         self.sampling = style.sampling
-        self.voices: Sequence[str] = style.voices
+        self.voices: Sequence[str] = style.voices if voice is None else ()
         ids = [i for slot in range(len(stream.slots)) for i in stream.allowed(slot)]
         self._low, self._high = min(ids), max(ids) + 1
         if self._high > vocab_size:
@@ -244,6 +248,7 @@ class FlatAdapter:
         if voice is not None:
             if style.voice_prompt is None:
                 raise ArgumentError("voice is not possible here: this style has no prompt that continues a voice")
+            refuse_unread(voice, "this style", "transcript", *(["speaker"] if style.speakers else []))
             _check_codes(voice, stream)
         draws = style.voice_prompt is not None and voice is None and not style.voices
         self.draws_voice = isinstance(marked, MadeUpVoice) or draws

@@ -31,6 +31,7 @@ class Style:
         split: Maps a text to its parts; None splits it after sentences where `letters` are exceeded.
         marked: How frames are read off a stream that has other tokens too; None reads its slots.
         positions: Positions that the model was trained with, where its configuration has more: a part ends there.
+        speakers: Whether `voice_prompt` reads the codes of a voice's speaker too.
         described: Whether voices are descriptions in words, which the option `description` replaces.
     """
 
@@ -45,6 +46,7 @@ class Style:
     voice_prompt: Callable[[Any, str, ReferenceCodes], list[int]] | None = None
     positions: int | None = None
     described: bool = False
+    speakers: bool = False
     least: int = 0
     split: Callable[[str], list[str]] | None = None
     marked: FrameReader | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
 from mmspec.audio.depth.depth_target import by_index
@@ -64,6 +64,7 @@ class HeartMuLaDepth:
         self.vocab_size = model.config.audio_vocab_size
         self.codebooks = model.config.audio_num_codebooks
         self.module = self._model = model
+        self.reader = nn.ModuleList([model.decoder, model.projection, nn.ParameterList([model.audio_head])])
 
     def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         return self._model.embed_codes(tokens, books)

@@ -95,9 +95,10 @@ class HiggsV3Adapter:
         self._marks: dict[str, int] = {mark: added[mark] for mark in MARKS if mark in added}
         if (largest := max(self._marks.values())) >= (size := model.config.language.vocab_size):
             raise ModelError(f"the tokenizer has the id {largest}, the model {size} ids; they do not belong together")
-        voice = options.voice
-        self._voice = None if voice is None else voice.checked(model.config.codebooks, model.config.codes)
-        if self._voice is not None:
+        self._voice: ReferenceCodes | None = None
+        if options.voice is not None:
+            read = ["transcript"] if "<|ref_text|>" in self._marks else []
+            self._voice = options.voice.checked(model.config.codebooks, model.config.codes, "this Higgs TTS 3", *read)
             refuse_marks("transcript", self._voice.transcript, REFUSED)
 
     def read(self, text: str, voice: str | None) -> PreparedText:

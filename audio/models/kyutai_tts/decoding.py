@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import by_row, left_padded
-from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
+from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth, reader_of
 from mmspec.audio.models.kyutai_tts.machine import LAST, NEW_WORD_ID, PAD, WORD, Machine, State
 from mmspec.audio.models.kyutai_tts.model import Attention, KyutaiTTS, MainLayer, attend, rotated
 from mmspec.audio.models.kyutai_tts.prefix import Prefixes, read_codes, without_voice
@@ -188,7 +188,7 @@ class KyutaiFrames:
         rows = len(machines)
         self.codes, self.vocab_size, self.device = codebooks, model.config.card + 1, model.device
         self._model, self._machines, self._sampling = model, list(machines), sampling
-        self.reader = model.depformer
+        self.reader = reader_of(model)
         # By row, the states before each of its frames, and after the last one that was read.
         self._states: list[list[State]] = [[machine.start()] for machine in machines]
         self._length = np.zeros(rows, dtype=np.int64)  # frames since the prefix

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmspec.audio.depth.depth_target import by_index
-from mmspec.audio.models.kyutai_tts.model import Attention, DepthLayer, KyutaiTTS, attend
+from mmspec.audio.models.kyutai_tts.model import Attention, DepthLayer, Embedding, KyutaiTTS, attend
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.target import EarlyExit
 from mmspec.hf.slot_cache import SlotCache
@@ -20,6 +20,15 @@ from mmspec.sampling.logits import Logits
 
 # Applies those modules of a list that belong to the steps of places [R, W, ...], which it makes [R, W, width].
 AtSteps = Callable[[nn.ModuleList, Tensor, int], Tensor]
+
+
+def reader_of(model: KyutaiTTS) -> nn.Module:
+    """The parts of a model that a window along the depth reads, besides embeddings."""
+    parts = nn.ModuleList([model.depformer, model.depformer_in, model.linears])
+    for table in (*model.depformer_emb, model.depformer_text_emb):
+        assert isinstance(table, Embedding)
+        parts.extend(table.projections)
+    return parts
 
 
 class KyutaiDepth:

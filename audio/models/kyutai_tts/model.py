@@ -303,6 +303,12 @@ class Embedding(nn.Embedding):
         self.low_rank = None if rank is None else nn.Linear(rank, dim, bias=False)
         self.out1, self.out2 = (nn.Linear(rank or dim, dim, bias=False) if demuxed else None for _ in range(2))
 
+    @property
+    def projections(self) -> list[nn.Linear]:
+        """What `forward` multiplies vectors of the table by."""
+        found = (self.low_rank,) if self.out1 is None else (self.out1, self.out2)
+        return [each for each in found if each is not None]
+
     def forward(self, ids: Tensor) -> Tensor:
         """ids int64 [...] to [..., dim]."""
         absent, ids = (ids < 0)[..., None], ids.clamp(min=0)

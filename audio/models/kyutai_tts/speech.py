@@ -24,7 +24,7 @@ from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_model
 from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.published_folder import PublishedFolder
-from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, refuse_unread
 from mmspec.audio.sentencepiece_file import read_sentencepiece
 from mmspec.audio.text import split_text
 from mmspec.batching.request import PreparedBatch
@@ -109,7 +109,7 @@ class KyutaiAdapter:
         if config.voice is not None and isinstance(options.voice, (str, Path)):
             self._voice = self._read_voice(Path(options.voice))
         elif config.voice is None and isinstance(options.voice, ReferenceCodes):
-            self._voice = options.voice.checked(config.codebooks, config.card).codes.T[: self._books]
+            self._voice = options.voice.checked(config.codebooks, config.card, "Kyutai TTS").codes.T[: self._books]
         elif options.voice is not None:
             allowed = "its codes as ReferenceCodes, or call pipe.with_reference_audio"
             allowed = allowed if config.voice is None else "a .safetensors file of kyutai/tts-voices"
@@ -129,6 +129,7 @@ class KyutaiAdapter:
                 "reference audio is not possible for this model; its voices are files of kyutai/tts-voices: pass "
                 "config={'voice': FILE}, or --config voice=FILE on the command line"
             )
+        refuse_unread(reference, "Kyutai TTS")
         if not isinstance(self._codec, Mimi) or self._codec.codebooks < config.codebooks:
             raise ArgumentError("this codec cannot encode reference audio; pass its codes as config={'voice': ...}")
         codes = self._codec.encode(reference.mono(self._codec.sampling_rate))[:-CUT, : config.codebooks]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
@@ -67,6 +67,8 @@ class Lfm2AudioDepth:
         self.vocab_size = model.config.codes + 1
         self.codebooks = model.config.codebooks
         self.module = self._model = model
+        heads = [part for each in range(1, self.codebooks) for part in model.table(each).head]
+        self.reader = nn.ModuleList([model.depthformer, *heads])
 
     def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         model, width = self._model, self._model.config.depth.hidden_size

@@ -94,6 +94,11 @@ class CodeTable(nn.Module):
         self.embedding_norm = Lfm2RMSNorm(width, eps=1e-5)
         self.to_logits = nn.Linear(width, ids, bias=False)
 
+    @property
+    def head(self) -> tuple[nn.Module, nn.Module]:
+        """What `logits` calls."""
+        return self.embedding_norm, self.to_logits
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., D] to logits [..., ids]."""
         out: Tensor = self.to_logits(self.embedding_norm(hidden))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames
@@ -100,6 +100,7 @@ class MossLocalDepth:
         self.vocab_size = model.config.codes
         self.codebooks = model.config.codebooks
         self.module = self._model = model
+        self.reader = nn.ModuleList([model.local_transformer, *model.audio_embeddings[1:]])
 
     def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         model, tokens = self._model, tokens.clamp(max=self.vocab_size - 1)

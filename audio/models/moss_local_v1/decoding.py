@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
@@ -149,6 +149,10 @@ class LocalV1Depth:
         self.vocab_size = model.config.codes
         self.codebooks = 1 + codes
         self.module = self._model = model
+        own = slice(1, self.codebooks)
+        heads = model.local_to_speech_embedding_mlps, model.layer_norm_before_lm_heads, model.lm_heads
+        layers = model.speech_embedding_to_local_mlp, model.local_transformer
+        self.reader = nn.ModuleList([*layers, *(each[own] for each in heads)])
 
     def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         model = self._model

@@ -51,7 +51,7 @@ class Options:
         quality: The quality of the recording, in words; or None.
         tokens: How many frames the text should take, which sets its duration; or None.
         frames: Frames of a part, at most.
-        voice: The voice that is cloned, its codes int64 [F, K]; its transcript is not used. None draws one.
+        voice: The voice that is cloned, its codes int64 [F, K], without a transcript. None draws one.
     """
 
     language: str | None = None
@@ -105,7 +105,7 @@ class MossSpeaker(ABC):
         positions: int,
     ) -> None:
         self.tokenizer, self.codec, self.options = tokenizer, check_codec(codec, codebooks, codes), options
-        self._voice = None if options.voice is None else options.voice.checked(codebooks, codes).codes
+        self._voice = None if options.voice is None else options.voice.checked(codebooks, codes, "MOSS-TTS").codes
         self._columns, self._positions = columns, positions
 
     @abstractmethod

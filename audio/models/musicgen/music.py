@@ -19,7 +19,7 @@ from mmspec.audio.models.magnet.model import MagnetTransformer
 from mmspec.audio.models.musicgen.decoding import MELODY, MusicgenRequest, delays_of, musicgen_codec, plan
 from mmspec.audio.multi_codebook.decoding import check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import undelay
-from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.reference_audio import ReferenceAudio, refuse_unread
 from mmspec.decoding.assembly import PreparedRows
 from mmspec.errors import ArgumentError
 from mmspec.hf.padding import with_padding
@@ -83,6 +83,7 @@ class MusicgenAdapter:
     def with_reference_audio(self, reference: ReferenceAudio) -> MusicgenAdapter:
         if type(self.model).__name__ != MELODY:
             raise ArgumentError("this model does not follow a melody; facebook/musicgen-melody does")
+        refuse_unread(reference, "MusicGen")
         extract = getattr(self.processor, "feature_extractor", None)
         if extract is None:
             raise ArgumentError(

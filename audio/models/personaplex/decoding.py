@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.audio.depth.captured_depth import CapturedDepth, DepthGraphs
 from mmspec.audio.depth.depth_frames import left_padded
 from mmspec.audio.models.kyutai_tts.decoding import VoicedDecoder, VoicedTarget
-from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
+from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth, reader_of
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS
 from mmspec.audio.models.personaplex.prompt import Conversation
 from mmspec.decoding.target import cache_bytes, read_window
@@ -41,7 +41,7 @@ class DuplexFrames:
 
     def __init__(self, model: KyutaiTTS, conversations: Sequence[Conversation]) -> None:
         self.codes, self.device = model.config.codebooks, model.device
-        self.reader = model.depformer
+        self.reader = reader_of(model)
         self._model = model
         given = torch.stack([each.given for each in conversations])
         self._codes = given[..., 1 : 1 + self.codes].numpy()

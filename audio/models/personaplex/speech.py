@@ -28,7 +28,7 @@ from mmspec.audio.models.personaplex.decoding import DuplexFrames
 from mmspec.audio.models.personaplex.prompt import SILENCE, Conversation, SavedVoice, conversation, read_voice
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.published_folder import PublishedFolder
-from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes, refuse_unread
 from mmspec.audio.sentencepiece_file import read_sentencepiece
 from mmspec.batching.request import PreparedBatch
 from mmspec.decoding.resources import DraftResources
@@ -98,6 +98,7 @@ class PersonaPlexAdapter:
         self.voice = None if options.voice is None else self._own_voice(options.voice)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> PersonaPlexAdapter:
+        refuse_unread(reference, FAMILY)
         other = copy(self)
         other.user = self._encode(reference)
         return other
@@ -152,7 +153,7 @@ class PersonaPlexAdapter:
 
     def _own_voice(self, voice: str | Path | ReferenceCodes) -> Tensor | SavedVoice:
         if isinstance(voice, ReferenceCodes):
-            return voice.checked(BOOKS, self.model.config.card).codes
+            return voice.checked(BOOKS, self.model.config.card, FAMILY).codes
         if voice in self.voices:
             return self._files.read(str(voice), self.model.config)
         if not Path(voice).is_file():

@@ -19,7 +19,7 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import PocketCodec
 from mmspec.audio.models.pocket.decoding import FRAMES_AFTER_EOS, INPUTS, check_sibling, prepare_frames
 from mmspec.audio.positions import check_positions, check_voice
-from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.reference_audio import ReferenceAudio, refuse_unread
 from mmspec.audio.text import split_tokens
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.errors import ArgumentError
@@ -82,6 +82,7 @@ class PocketAdapter:
         return PreparedText(parts, texts=pieces)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> PocketAdapter:
+        refuse_unread(reference, "Pocket TTS")
         wave = reference.mono(self.codec.sampling_rate)
         most = self.frames or frames_for(1, self.model.config.frame_rate)
         check_voice(len(wave), self.codec.hop, most, self._positions)

@@ -56,7 +56,8 @@ class Qwen3OmniDepth:
     def __init__(self, talker: Any) -> None:
         self.vocab_size = int(talker.code_predictor.config.vocab_size)
         self.codebooks = int(talker.config.num_code_groups)
-        self.module = self._talker = talker
+        self.module, self.reader = talker, talker.code_predictor
+        self._talker = talker
 
     def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:
         first = self._talker.get_input_embeddings()

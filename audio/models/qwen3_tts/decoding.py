@@ -58,7 +58,7 @@ class Qwen3TTSDepth:
     def __init__(self, model: Qwen3TTS) -> None:
         self.vocab_size = int(model.config.predictor.vocab_size)
         self.codebooks = model.config.codebooks
-        self.module = model.talker
+        self.module, self.reader = model.talker, model.talker.code_predictor
         self._model = model
 
     def embed(self, tokens: Tensor, books: Tensor | int) -> Tensor:

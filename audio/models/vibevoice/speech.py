@@ -18,7 +18,7 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import VibeVoiceCodec
 from mmspec.audio.models.vibevoice.decoding import latents_of, prepare_tokens
 from mmspec.audio.positions import check_positions, check_voice
-from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.reference_audio import ReferenceAudio, refuse_unread
 from mmspec.audio.text import count_letters, ending_like, split_text
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.errors import ArgumentError, PromptError
@@ -111,6 +111,7 @@ class VibeVoiceAdapter:
         return with_voice if fits else part
 
     def with_reference_audio(self, reference: ReferenceAudio) -> VibeVoiceAdapter:
+        refuse_unread(reference, "VibeVoice")
         wave = reference.mono(self.codec.sampling_rate)
         check_voice(len(wave), self.codec.hop, self.frames or 1, self._positions)
         voice_audio = {REFERENCE: wave.numpy(), **self.voice_audio}
