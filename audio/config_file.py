@@ -11,7 +11,14 @@ from mmspec.errors import ModelError
 LARGEST = 2**24
 
 
-def integer_in(found: Mapping[str, Any], what: str, name: str, default: int | None = None, least: int = 0) -> int:
+def integer_in(
+    found: Mapping[str, Any],
+    what: str,
+    name: str,
+    default: int | None = None,
+    least: int = 0,
+    file: str = "config.json",
+) -> int:
     """An integer, such as a size or an id.
 
     Args:
@@ -19,6 +26,7 @@ def integer_in(found: Mapping[str, Any], what: str, name: str, default: int | No
         what: The folder, for the error.
         default: Its value if it is missing or null; None if it is required.
         least: The smallest value that is allowed. All values are below `LARGEST`.
+        file: The name of the file, for the error.
 
     Raises:
         ModelError: If it is missing or not allowed.
@@ -26,5 +34,5 @@ def integer_in(found: Mapping[str, Any], what: str, name: str, default: int | No
     number = found.get(name)
     number = default if number is None else number
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
-        raise ModelError(f"{what} has {name}={shown(number)} in its config.json, which is not allowed")
+        raise ModelError(f"{what} has {name}={shown(number)} in its {file}, which is not allowed")
     return number

@@ -24,6 +24,8 @@ from mmspec.audio.models.kyutai_tts.speech import is_kyutai_tts
 from mmspec.audio.models.magnet.checkpoint import is_magnet
 from mmspec.audio.models.magnet.checkpoint import read_magnet as read_magnet_model
 from mmspec.audio.models.magnet.music import from_folder as read_magnet
+from mmspec.audio.models.zonos2.config import FILE as ZONOS2_FILE
+from mmspec.audio.models.zonos2.config import is_zonos2
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.sentencepiece_file import is_sentencepiece
@@ -71,9 +73,11 @@ PUBLISHED = {
     "KyutaiTTS": "mmspec.audio.models.kyutai_tts.speech:from_folder",
     "Lfm2AudioForConditionalGeneration": "mmspec.audio.models.lfm2_audio.speech:from_folder",
     "PersonaPlex": "mmspec.audio.models.personaplex.speech:from_folder",
+    "Zonos2": "mmspec.audio.models.zonos2.speech:from_folder",
 }
 # The names under which folders whose config.json names no class are in `PUBLISHED`; `model_type` tells some of them.
-KYUTAI_TTS, NAMED = "KyutaiTTS", {"fish_qwen3_omni": "FishQwen3OmniForCausalLM", "personaplex": "PersonaPlex"}
+KYUTAI_TTS, ZONOS2 = "KyutaiTTS", "Zonos2"
+NAMED = {"fish_qwen3_omni": "FishQwen3OmniForCausalLM", "personaplex": "PersonaPlex"}
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # Hub id of a model -> Hub id of the smaller model of its family that drafts for it.
 PAIRS = {
@@ -105,6 +109,8 @@ def is_speech_folder(folder: Path) -> bool:
 def published(folder: Path) -> str | None:
     """The key of a folder in `PUBLISHED`, or None."""
     config = read_json(folder / "config.json")
+    if not config and is_zonos2(read_json(folder / ZONOS2_FILE)):
+        return ZONOS2
     name = KYUTAI_TTS if is_kyutai_tts(config) else NAMED.get(str(config.get("model_type"))) or architecture(folder)
     return name if name in PUBLISHED else None
 

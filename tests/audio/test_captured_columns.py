@@ -18,6 +18,7 @@ import pytest
 import tiny_higgs_v3
 import tiny_moss
 import tiny_music as tiny
+import tiny_zonos2
 import torch
 from recorded_calls import Recordings, recorded_graphs
 from torch import Tensor
@@ -28,6 +29,7 @@ from mmspec.audio.multi_codebook.cross_attention import CrossAttention, TextLaye
 from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.hf.causal_target import CausalTarget
 
+WRITERS = {tiny_higgs_v3: tiny_higgs_v3.higgs_v3, tiny_moss: tiny_moss.moss, tiny_zonos2: tiny_zonos2.zonos2}
 RECIPES = ["plain", "scd:window=5", "recycle:window=3", "draft:window=4", "layer-skip:layers=1,window=3"]
 TEXTS = [[[5, 6, 7, 0], [8, 9, 3, 4]], [[12, 0], [13, 14]], [[9, 8, 7, 6, 5, 4], [3, 21, 22, 23, 24, 25]]]
 SPOKEN = [[[0, 0, 5, 6, 31], [8, 9, 3, 4, 31]], [[7, 31], [3, 31]], [[5, 4, 3, 7, 6, 9, 31], [0, 0, 0, 3, 4, 5, 31]]]
@@ -200,9 +202,9 @@ def test_a_longer_table_of_positions_needs_other_graphs(recordings: Recordings) 
     assert torch.equal(columns(model, text(0)), wanted) and recordings.count > count, "the old graphs are of no use"
 
 
-@pytest.mark.parametrize("tiny_model", [tiny_higgs_v3, tiny_moss])
+@pytest.mark.parametrize("tiny_model", [tiny_higgs_v3, tiny_moss, tiny_zonos2])
 def test_published_models(tiny_model: Any, tmp_path: Path, recordings: Recordings) -> None:
-    folder = (tiny_model.higgs_v3 if tiny_model is tiny_higgs_v3 else tiny_model.moss)(tmp_path / "model")
+    folder = WRITERS[tiny_model](tmp_path / "model")
     pipe = mmspec.load(str(folder), config={"codec": tiny_model.Codec(), "frames": 10})
 
     def spoken(words: str, recipe: str = "scd:window=4") -> Tensor:

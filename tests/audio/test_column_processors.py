@@ -17,6 +17,7 @@ from mmspec.audio.models.dia.decoding import DiaGuidance, DiaTarget, LatestColum
 from mmspec.audio.models.higgs.decoding import HiggsTarget, RepetitionLimit
 from mmspec.audio.models.higgs_v3.decoding import HiggsV3Target
 from mmspec.audio.models.moss_tts.decoding import MossTarget
+from mmspec.audio.models.zonos2.decoding import Repetition, Zonos2Target
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.decoding.rows import select_rows
 from mmspec.sampling.logits import Logits
@@ -83,6 +84,12 @@ def moss(last: list[LatestColumn], sampling: SamplingParams) -> MossTarget:
     return MossTarget(inner, history(), sampling, 1.2)
 
 
+def zonos2(last: list[LatestColumn]) -> Zonos2Target:
+    config: Any = SimpleNamespace(codebooks=BOOKS, codes=VOCAB - 3, end=VOCAB - 3)
+    inner: Any = Fixed(False, VOCAB - 3)
+    return Zonos2Target(inner, history(), Repetition(1.5, 4, 2), config)
+
+
 CASES: dict[str, tuple[Callable[[list[LatestColumn]], Any], int]] = {
     "dia": (lambda last: dia(last, DiaGuidance(2.0, 5)), VOCAB - 3),
     "dia-bfloat16": (lambda last: dia(last, DiaGuidance(2.0, 5), torch.bfloat16), VOCAB - 3),
@@ -92,6 +99,7 @@ CASES: dict[str, tuple[Callable[[list[LatestColumn]], Any], int]] = {
     "higgs-repetition": (lambda last: higgs(last, RepetitionLimit(4, 2)), VOCAB - 1),
     "higgs-v3": (higgs_v3, VOCAB - 2),
     "moss": (lambda last: moss(last, PARAMS), 1),
+    "zonos2": (zonos2, VOCAB - 3),
     "moss-uncut": (lambda last: moss(last, SamplingParams(0.7)), 1),
     "moss-greedy": (lambda last: moss(last, SamplingParams(0.0)), 1),
 }

@@ -35,6 +35,7 @@ import tiny_spark
 import tiny_speech
 import tiny_step_audio2
 import tiny_yue
+import tiny_zonos2
 import torch
 from tiny_chatterbox import Levels, chatterbox, multilingual
 from tiny_cosyvoice import CODES, cosyvoice
@@ -161,6 +162,12 @@ CASES = {
     ),
     "minicpm-o": Case(published(tiny_minicpm_o.minicpm_o), "system", {"codec": Levels(tiny_minicpm_o.CODES)}),
     "magnet": Case(published(tiny_magnet.write), "text_encoder steps"),
+    "zonos2": Case(
+        published(tiny_zonos2.zonos2),
+        "voice clean_speaker_background accurate_mode speaking_rate_bucket quality_buckets repetition_penalty "
+        "repetition_window repetition_codebooks frames",
+        {"codec": tiny_zonos2.Codec()},
+    ),
 }
 
 
@@ -183,6 +190,9 @@ REFUSED: dict[str, list[tuple[str, Any]]] = {
     "minicpm-o": [("system", 3)],
     "csm": [("ahead", -1), ("ahead", 17), ("ahead", "2")],
     "higgs": [("scene", 3)],
+    "zonos2": [("frames", 0), ("voice", 3), ("accurate_mode", "yes"), ("clean_speaker_background", 1),
+               ("speaking_rate_bucket", -1), ("speaking_rate_bucket", 4), ("quality_buckets", 3),
+               ("repetition_penalty", 0.5), ("repetition_window", -1), ("repetition_codebooks", "all")],
 }  # fmt: skip
 CLONED = ("fish", "higgs-3", "moss", "moss-local")  # with codes of 3 codebooks as their voice
 

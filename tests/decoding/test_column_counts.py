@@ -18,7 +18,7 @@ LAUNCHES = {  # the most outside of the model and of its own processors of logit
     "plain": 8,
 }
 # Those of processors: the history of columns and the logits; top-k and top-p by cell; what rows that have left cost.
-PROCESSORS = {"musicgen": 0, "dia": 2, "higgs": 2, "higgs_v3": 3, "moss": 4, "higgs_repeating": 49}
+PROCESSORS = {"musicgen": 0, "dia": 2, "higgs": 2, "higgs_v3": 3, "moss": 4, "higgs_repeating": 49, "zonos2": 26}
 OTHERS = ("after", "failing", "misread")
 
 
@@ -62,7 +62,7 @@ def test_the_next_call_is_launched_before_the_host_waits(cases: dict[str, Any]) 
 def test_columns_are_those_of_calls_that_wait_for_the_host(cases: dict[str, Any]) -> None:
     """Rows that end at their own pace, and leave the batch; calls ahead that cannot be captured are made again."""
     compared = [name.removesuffix(" after") for name in cases if name.endswith(" after")]
-    assert len(compared) == 7
+    assert len(compared) == 8
     for name in compared:
         ahead, after = cases[f"{name} B=4"], cases[f"{name} after"]
         failing = cases.get(f"{name} failing", after)

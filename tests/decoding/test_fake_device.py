@@ -13,6 +13,7 @@ import tiny_higgs_v3
 import tiny_moss
 import tiny_music
 import tiny_speech
+import tiny_zonos2
 import torch
 from fake_targets import made_targets, problems, traced_reads
 from gpu_bench.counting import fake_device, trace
@@ -81,9 +82,12 @@ def test_audio_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made and not problems(traced_reads(made[0], CELLS.get(name, ())))
 
 
-@pytest.mark.parametrize("tiny", [tiny_higgs_v3, tiny_moss])
+WRITERS = {tiny_higgs_v3: tiny_higgs_v3.higgs_v3, tiny_moss: tiny_moss.moss, tiny_zonos2: tiny_zonos2.zonos2}
+
+
+@pytest.mark.parametrize("tiny", [tiny_higgs_v3, tiny_moss, tiny_zonos2])
 def test_published_audio_models(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = (tiny.higgs_v3 if tiny is tiny_higgs_v3 else tiny.moss)(tmp_path / "model")
+    folder = WRITERS[tiny](tmp_path / "model")
     pipe = mmspec.load(str(folder), config={"codec": tiny.Codec(), "frames": 8})
     with made_targets(monkeypatch) as made, pytest.raises(Enough):
         pipe("one two", recipe="scd:window=3", seed=0, on_step=stop)

@@ -28,6 +28,7 @@ from mmspec.audio.models.dia.decoding import DiaGuidance, DiaTarget, LatestColum
 from mmspec.audio.models.higgs.decoding import HiggsTarget, RepetitionLimit
 from mmspec.audio.models.higgs_v3.decoding import HiggsV3Target
 from mmspec.audio.models.moss_tts.decoding import MossTarget
+from mmspec.audio.models.zonos2.decoding import Repetition, Zonos2Target
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, triangles
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.audio.multi_codebook.history_target import HistoryTarget
@@ -58,10 +59,11 @@ CASES = [
     ("higgs", "scd:window=6", 4),
     ("higgs_v3", "scd:window=6", 4),
     ("moss", "scd:window=6", 4),
+    ("zonos2", "scd:window=6", 4),
 ]
 AHEAD = [
     ("musicgen", "plain"), ("musicgen", "scd:window=6"), ("musicgen", "draft:window=4"), ("dia", "plain"),
-    ("dia", "scd:window=6"), ("higgs_repeating", "scd:window=6"), ("moss", "scd:window=6"),
+    ("dia", "scd:window=6"), ("higgs_repeating", "scd:window=6"), ("moss", "scd:window=6"), ("zonos2", "scd:window=6"),
 ]  # fmt: skip
 PARAMS = SamplingParams(0.9, top_k=8, top_p=0.95)
 
@@ -99,6 +101,11 @@ def moss(inner: Any, rows: int) -> Any:
     return MossTarget(inner, columns_before(rows), PARAMS, 1.2)
 
 
+def zonos2(inner: Any, rows: int) -> Any:
+    config: Any = SimpleNamespace(codebooks=BOOKS, codes=VOCAB - 3, end=VOCAB - 3)
+    return Zonos2Target(inner, columns_before(rows), Repetition(window=8), config)
+
+
 # By model: the target, whether it is guided, the code with which the end of a row begins, and the columns that end one.
 MODELS: dict[str, tuple[Callable[[Any, int], Any], bool, int | None, Callable[[Tensor], Tensor] | None]] = {
     "musicgen": (musicgen, True, None, None),
@@ -107,6 +114,7 @@ MODELS: dict[str, tuple[Callable[[Any, int], Any], bool, int | None, Callable[[T
     "higgs_repeating": (higgs_repeating, False, VOCAB - 1, lambda columns: (columns == VOCAB - 1).all(-1)),
     "higgs_v3": (higgs_v3, False, VOCAB - 2, lambda columns: columns[..., 0] == VOCAB - 1),
     "moss": (moss, False, 1, lambda columns: columns[..., 0] == 2),
+    "zonos2": (zonos2, False, VOCAB - 3, lambda columns: columns[..., 0] == VOCAB - 1),
 }
 
 

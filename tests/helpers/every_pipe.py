@@ -42,6 +42,7 @@ import tiny_speech
 import tiny_step_audio2
 import tiny_xomni
 import tiny_yue
+import tiny_zonos2
 import torch
 from tiny_chatterbox import Levels, MeanLevels
 from torch import Tensor
@@ -234,6 +235,7 @@ SPEECH: dict[str, Make] = {
     "moss-tts": _published(tiny_moss.moss, codec=tiny_moss.Codec(), frames=5),
     "moss-local": _published(tiny_moss_local.moss_local, codec=tiny_moss.Codec(), frames=5),
     "moss-local-v1": _published(tiny_moss_local_v1.moss_local_v1, codec=tiny_moss.Codec(), frames=5),
+    "zonos2": _published(tiny_zonos2.zonos2, codec=tiny_zonos2.Codec(), frames=5),
     "kyutai-tts": _kyutai,
     "lfm2-audio": _published(tiny_lfm2_audio.lfm2_audio, codec=tiny_lfm2_audio.Codec(), frames=5),
     "personaplex": _personaplex,

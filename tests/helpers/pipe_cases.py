@@ -127,6 +127,7 @@ SOUND = {
     "moss-local": Case(EVERY["moss-local"], **OWN_BATCHES),
     "moss-local-v1": Case(EVERY["moss-local-v1"], **OWN_BATCHES),
     "moss-tts": Case(EVERY["moss-tts"]),
+    "zonos2": Case(EVERY["zonos2"]),
     "kyutai-tts": Case(EVERY["kyutai-tts"]),
     "kyutai-tts-ahead": Case(ahead("kyutai-tts", 2), recipes=("scd",)),
     "kyutai-tts-voice": Case(kyutai_voice),
