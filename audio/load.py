@@ -109,10 +109,10 @@ def is_speech_folder(folder: Path) -> bool:
 def published(folder: Path) -> str | None:
     """The key of a folder in `PUBLISHED`, or None."""
     config = read_json(folder / "config.json")
-    if not config and is_zonos2(read_json(folder / ZONOS2_FILE)):
-        return ZONOS2
     name = KYUTAI_TTS if is_kyutai_tts(config) else NAMED.get(str(config.get("model_type"))) or architecture(folder)
-    return name if name in PUBLISHED else None
+    if name in PUBLISHED:
+        return name
+    return ZONOS2 if is_zonos2(read_json(folder / ZONOS2_FILE)) else None
 
 
 def preferred_weights(config: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def test_experts_are_the_same_by_either_way() -> None:
 def test_published_layouts(tmp_path: Path) -> None:
     """Weights flat or under "model", in bfloat16, with the experts of either form merged; biases stay float32."""
     forms = tiny_zonos2.state()
-    names = renamed(forms)
+    names = renamed(dict(forms))
     one = "layers.1.feed_forward.experts."
     assert torch.equal(names[one + "gate_up_proj"][:, : tiny_zonos2.INNER], forms[one + "w1.weight"])
     made = zonos2(tmp_path)
@@ -214,6 +214,7 @@ def test_voices(folder: Path, tmp_path: Path) -> None:
     [
         ({"voice": torch.zeros(5)}, f"voice=.* is not allowed; it must be an embedding of {VOICE} floats"),
         ({"voice": torch.full((VOICE,), torch.nan)}, "voice has a value that is not finite"),
+        ({"voice": np.full(VOICE, 1e300)}, "voice has a value that is not finite"),
         ({"voice": "missing.npy"}, "voice='missing.npy' cannot be read"),
         ({"clean_speaker_background": True}, "clean_speaker_background=True is not possible; it needs a voice"),
         ({"accurate_mode": False}, "accurate_mode=False is not possible; it needs a voice"),
@@ -243,6 +244,8 @@ def test_wrong_options(folder: Path, options: dict[str, Any], message: str) -> N
         ({"text_vocab": None}, {}, "has text_vocab=None in its params.json"),
         ({"moe_balancing_strategy": "new"}, {}, "moe_balancing_strategy='new', which are not possible"),
         ({"moe_router_topk": 5}, {}, "experts, which is not possible"),
+        ({"special_topk_layers": {"1": True}}, {}, "special_topk_layers of .* has 1=True in its params.json"),
+        ({"special_topk_layers": {"2": 0}}, {}, "special_topk_layers of .* has 2=0 in its params.json"),
         ({"loss_softcap": "x"}, {}, "has loss_softcap='x' in its params.json"),
         ({"max_seqlen": 0}, {}, "has max_seqlen=0 in its params.json"),
         ({"n_layers": 400}, {}, "config has n_layers=400, which is not a number of layers"),
@@ -271,3 +274,21 @@ def test_other_errors(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "params.json").write_text(json.dumps(config()))
     with pytest.raises(ModelError, match="model.pth"):
         load(tmp_path)
+    other = zonos2(tmp_path / "draft")
+    (other / "params.json").write_text(json.dumps({**config(), "speaking_rate_num_buckets": 3}))
+    with pytest.raises(ModelError, match="draft_model has rates=3, the model 4"):
+        load(folder, draft_model=str(other))
+
+
+def test_a_config_beside_the_params(tmp_path: Path) -> None:
+    """A `config.json` of no class, and a `params.json` without a type, do not hide the model."""
+    made = zonos2(tmp_path)
+    (made / "config.json").write_text(json.dumps({"model_type": "zonos2"}))
+    (made / "params.json").write_text(json.dumps({**config(), "model_type": None}))
+    assert isinstance(load(made).adapter.model, Zonos2)
+
+
+def test_a_window_longer_than_a_row_takes_no_more_memory(folder: Path) -> None:
+    pipes = [load(folder, frames=20, repetition_window=window) for window in (22, 2**20)]
+    targets = [pipe.adapter.prepare_rows(["one"], parse("plain"), [SamplingParams()]).target for pipe in pipes]
+    assert targets[0]._repetition == targets[1]._repetition

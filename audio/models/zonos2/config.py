@@ -101,7 +101,7 @@ class Zonos2Config:
 def is_zonos2(found: Mapping[str, Any]) -> bool:
     """Whether the content of a `params.json` is that of a ZONOS2."""
     own = settings(found)
-    return own.get("model_type", "zonos2") == "zonos2" and "n_codebooks" in own
+    return own.get("model_type") in (None, "zonos2") and "n_codebooks" in own
 
 
 def settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,8 +139,9 @@ def read_config(found: Mapping[str, Any], what: str) -> Zonos2Config:
     last = layers - value("moe_end_from_layer", 0) if experts > 1 else 0
     special = own.get("special_topk_layers") or {}
     usual = value("moe_router_topk", 1, 1)
-    chosen = tuple(special.get(str(n), usual) if first <= n < last else 0 for n in range(layers))
-    if any(not isinstance(count, int) or not 0 <= count <= experts for count in chosen):
+    own_counts = partial(integer_in, special, f"special_topk_layers of {what}", file=FILE)
+    chosen = tuple(own_counts(str(n), usual, 1) if first <= n < last else 0 for n in range(layers))
+    if max(chosen) > experts:
         raise ModelError(f"{what} has layers with {shown(chosen)} of {experts} experts, which is not possible")
     buckets = own.get("quality_buckets") or {}
     features = own.get("quality_features") or list(buckets)

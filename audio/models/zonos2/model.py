@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -236,10 +235,14 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)
 
 
-def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Published weights under the names of `Zonos2`: those of experts have one of three forms."""
+def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Published weights under the names of `Zonos2`: those of experts have one of three forms.
+
+    They are taken out of `state`, so that the experts of one layer at a time are in memory twice.
+    """
     out = dict[str, Tensor]()
-    for name, tensor in state.items():
+    for name in list(state):
+        tensor = state.pop(name)
         if ".parametrizations." in name:
             name = name.replace(".parametrizations.", ".").replace(".original", "")
         if not any(part in name for part in UNREAD):

@@ -30,8 +30,11 @@ from mmspec.files.inputs import check_regular
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
-DRAFT_SETTINGS = ("codebooks", "codes", "end", "pad", "text", "voice")
-"""What a draft model's configuration must have in common with the model's."""
+DRAFT_SETTINGS = (
+    *("codebooks", "codes", "end", "pad", "text", "voice"),
+    *("rates", "qualities", "marks_background", "marks_accuracy"),
+)
+"""What a draft model's configuration must have in common with the model's, whose prompts it reads."""
 
 MAX_LETTERS = 120  # of a part, about 8 seconds
 BEGIN, END = 2, 3  # of a text
@@ -129,7 +132,8 @@ class Zonos2Adapter:
         mask = torch.zeros(columns.shape[:2], dtype=torch.bool)
         for row, own in enumerate(prompts):
             columns[row, longest - len(own) :], mask[row, longest - len(own) :] = own, True
-        repetition = Repetition(options.repetition_penalty, options.repetition_window, options.repetition_codebooks)
+        window = min(options.repetition_window, self._columns)
+        repetition = Repetition(options.repetition_penalty, window, options.repetition_codebooks)
         request = Zonos2Request(
             columns.to(model.device), mask.to(model.device), self._voice, self._columns, samplings[0], repetition
         )
@@ -206,13 +210,14 @@ def read_voice(voice: Any, config: Zonos2Config) -> Tensor:
     if config.voice is None:
         raise ArgumentError("voice is not possible: this model has no voices")
     if isinstance(found, np.ndarray) and found.dtype.kind == "f":
-        found = torch.from_numpy(found.astype(np.float32))
+        found = torch.from_numpy(found.astype(np.float64))
     wanted = f"an embedding of {config.voice} floats, or a .npy file of it"
     if not isinstance(found, Tensor) or not found.is_floating_point() or found.squeeze().shape != (config.voice,):
         raise ArgumentError(f"voice={shown(voice)} is not allowed; it must be {wanted}")
+    found = found.detach().squeeze().float()
     if not bool(found.isfinite().all()):
         raise ArgumentError("voice has a value that is not finite")
-    return found.detach().squeeze().float()
+    return found
 
 
 def from_folder(source: PublishedFolder) -> Zonos2Adapter:
