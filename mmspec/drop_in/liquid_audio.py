@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mmspec.arguments import check_integer
 from mmspec.audio.depth.depth_decoding import DepthDecoding, frame_numbers
 from mmspec.decoding.assembly import window_policy, with_window
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.window_policy import adaptive_windows_of
+from mmspec.decoding.window_policy import WindowPolicy, adaptive_windows_of
 from mmspec.drop_in.replacement import Replacement, found_on
 from mmspec.errors import ArgumentError
 from mmspec.hf.generate import choose_recipe
@@ -58,9 +59,11 @@ class FrameCodes:
 
     def _read(self, x: Tensor, slots: NDArray[np.int64]) -> Logits:
         """The logits [1, W, V] of the codes of slots, host int64 [W], that read x [W, D]."""
-        hidden, self._cache = self._model.depthformer.forward_cached(x[None], self._cache)
         heads = self._model.depth_embeddings
-        rows = [heads[slot].get_logits(own) for slot, own in zip(slots, hidden[0], strict=True)]
+        # The layers keep their rotary frequencies, which training may read later.
+        with torch.inference_mode(False), torch.no_grad():
+            hidden, self._cache = self._model.depthformer.forward_cached(x[None], self._cache)
+            rows = [heads[slot].get_logits(own) for slot, own in zip(slots, hidden[0], strict=True)]
         return Logits(torch.stack(rows)[None], None)
 
 
@@ -79,7 +82,8 @@ class DraftedFrames:
         self._model, self._method, self._most, self._frame = model, method, frames, 0
         self._recipe = with_window(choose_recipe(method.settings.recipe, None), self)
         self._meter = Meter(self.device, 1, window=self._recipe.window)
-        self._seed: int | None = None
+        self._policy: WindowPolicy | None = None  # of the whole call, from its first frame on
+        self._seed, self._drafts = 0, True
         self._before: Tensor | None = None  # the codes of the latest frame, int64 [1, K]
         self._inputs = torch.empty(0)
 
@@ -92,26 +96,51 @@ class DraftedFrames:
     def keep_stats(self) -> None:
         """Gives the method the statistics of the call, if it had a frame."""
         if self._frame:
+            self._method.forget()  # those of a call that began later, and has ended
             self._method.keep([self._meter.stats(0)], self._recipe)
 
     def _sample_audio_frame(
         self, embedding: Tensor, *, temperature: float | None = None, top_k: int | None = None
     ) -> Tensor:
-        greedy = temperature is None or temperature <= 0 or top_k == 1
-        sampling = SamplingParams(0.0) if greedy else SamplingParams(temperature or 0.0, top_k or 0)
-        if self._seed is None:
+        if self._drafts:
+            random = torch.get_rng_state()
+            try:
+                return self._drafted(embedding, sampling_of(temperature, top_k, int(self._model.audio_vocab_size)))
+            except ArgumentError as error:  # of the first frame: all have the same recipe and sampling
+                self._method.note(str(error))
+                self._drafts = False
+                torch.set_rng_state(random)
+        own: Tensor = self._model._sample_audio_frame(embedding, temperature=temperature, top_k=top_k)
+        return own
+
+    def _drafted(self, embedding: Tensor, sampling: SamplingParams) -> Tensor:
+        """The codes int64 [K] of the next frame, of the hidden state [D] that it is made of."""
+        if self._policy is None:
+            resources = DraftResources(adaptive_windows=adaptive_windows_of(self._model))
+            self._policy = window_policy(self._recipe, [sampling], 1, resources, self._most * self.codes)
             self._seed = row_seeds(None, 1)[0]
         self._inputs = self._model.depth_linear(embedding).view(self.codes, -1)
-        resources = DraftResources(adaptive_windows=adaptive_windows_of(self._model))
         number, start = np.array([self._frame]), 0 if self._before is None else self.codes
         numbers = Numbers(frame_numbers(np.array([self._seed]), number, start))
         sampler = TokenSampler([sampling], None, self.device)
-        policy = window_policy(self._recipe, [sampling], 1, resources, self._most * self.codes)
-        decoding = DepthDecoding(self, None, self._recipe, [sampling], sampler, numbers, policy, number)
+        decoding = DepthDecoding(self, None, self._recipe, [sampling], sampler, numbers, self._policy, number)
         first = torch.zeros(1, 1, dtype=torch.int64, device=self.device)  # the prompt of a frame has no code
         self._before, _ = decoding.decode(first, self._before, self._meter, np.zeros(1, dtype=np.int64))
         self._frame += 1
         return self._before[0].clone()
+
+
+def sampling_of(temperature: float | None, top_k: int | None, codes: int) -> SamplingParams:
+    """The sampling of frames with so many codes, as the package reads its arguments.
+
+    Raises:
+        ArgumentError: For values that the package or mmspec does not take.
+    """
+    if temperature is None or temperature <= 0 or top_k == 1:
+        return SamplingParams(0.0)
+    if top_k is not None:
+        check_integer("audio_top_k", top_k, 1, codes)
+    return SamplingParams(temperature, top_k or 0)
 
 
 class Generator(Replacement):
@@ -119,9 +148,7 @@ class Generator(Replacement):
 
     def __call__(self, *positional: Any, **named: Any) -> Iterator[Tensor]:
         """Yields what the package's own generator yields, as it is decoded."""
-        for kind in GENERATORS:
-            if (other := found_on(self.owner, kind.NAME)) is not None:
-                other.stats = None  # those of the last call are kept
+        self.forget()
         try:
             self._check()
             frames = DraftedFrames(self.owner, self, int(named.get("max_new_tokens", 20)))
@@ -133,6 +160,12 @@ class Generator(Replacement):
             yield from getattr(type(self.owner), self.NAME)(frames, *positional, **named)
         finally:
             frames.keep_stats()
+
+    def forget(self) -> None:
+        """Leaves no statistics of earlier calls of the model's generators."""
+        for kind in GENERATORS:
+            if (other := found_on(self.owner, kind.NAME)) is not None:
+                other.stats = None
 
     def _check(self) -> None:
         """Refuses what would have no effect, and methods that are not the package's own."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from two_samples import check_accelerated_samples
 
 import mmspec
+from mmspec.decoding.adaptive_window import AdaptiveWindow
 
 pytestmark = pytest.mark.releases
 
@@ -118,3 +119,24 @@ def test_frames_are_tensors_like_the_packages() -> None:
     for model in (LFM2AudioModel(), mmspec.accelerate(LFM2AudioModel())):
         _, frame = model.generate_sequential(text=torch.zeros(1, 16), max_new_tokens=2)
         assert frame.shape == (6,) and frame.dtype == torch.int64 and not frame.requires_grad
+
+
+def test_sampling_that_is_not_taken_raises_the_error_of_the_package(caplog: pytest.LogCaptureFixture) -> None:
+    how = {"audio_temperature": 4.0, "audio_top_k": 13}
+    for model in (LFM2AudioModel(), mmspec.accelerate(LFM2AudioModel(), "scd")):
+        with pytest.raises(RuntimeError, match="out of range"):
+            call(model, **how)
+    (note,) = notes(caplog)
+    assert "audio_top_k=13" in note
+
+
+def test_two_calls_at_once_keep_their_frames_and_a_window_policy_lasts_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    begin = AdaptiveWindow.begin
+    monkeypatch.setattr(AdaptiveWindow, "begin", lambda self, *args: (begun.append(args), begin(self, *args))[1])
+    model: Any = mmspec.accelerate(LFM2AudioModel(), "scd:window=auto")
+    text = torch.linspace(-1, 1, 16)[None]
+    own, other = (model.generate_sequential(text=text, max_new_tokens=5) for _ in range(2))
+    pairs = [[token.tolist() for token in both] for both in zip(own, other, strict=True)]
+    assert all(first == second for first, second in pairs)
+    assert begun.count((30, 1)) == 2

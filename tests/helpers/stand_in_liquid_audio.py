@@ -52,23 +52,12 @@ class LFM2AudioModel(nn.Module):
         self.eval()
 
     @torch.no_grad()
-    def generate_sequential(
-        self, *, text: Tensor, max_new_tokens: int = 20, audio_temperature: float | None = None,
-        audio_top_k: int | None = None,
-    ) -> Iterator[Tensor]:  # fmt: skip
-        yield torch.tensor([TEXT])
-        hidden = text
-        for _ in range(max_new_tokens - 1):
-            hidden = self.lfm(hidden, hidden)
-            frame = self._sample_audio_frame(hidden[0], temperature=audio_temperature, top_k=audio_top_k)
-            if int(frame[0]) == self.audio_vocab_size - 1:
-                frame[:] = self.audio_vocab_size - 1  # as the package writes the end
-            yield frame
-            hidden = hidden + sum(table(code) for table, code in zip(self.depth_embeddings, frame, strict=True))
+    def generate_sequential(self, **named: Any) -> Iterator[Tensor]:
+        yield from tokens_of(self, **named)
 
     @torch.no_grad()
     def generate_interleaved(self, **named: Any) -> Iterator[Tensor]:
-        for token in self.generate_sequential(**named):
+        for token in tokens_of(self, **named):
             yield token
             if len(token) > 1:
                 yield torch.tensor([TEXT])
@@ -85,10 +74,26 @@ class LFM2AudioModel(nn.Module):
                 codes.append(logits.argmax(keepdim=True))
             else:
                 kept = logits / temperature
-                least = kept.topk(top_k or len(kept)).values[-1]
+                least = kept.topk(len(kept) if top_k is None else top_k).values[-1]
                 codes.append(kept.masked_fill(kept < least, -torch.inf).softmax(0).multinomial(1))
             code = table(codes[-1])[0]
         return torch.cat(codes)
+
+
+def tokens_of(
+    model: LFM2AudioModel, text: Tensor, max_new_tokens: int = 20, audio_temperature: float | None = None,
+    audio_top_k: int | None = None,
+) -> Iterator[Tensor]:  # fmt: skip
+    """Both generators, neither of which calls the other one in the package either."""
+    yield torch.tensor([TEXT])
+    hidden = text
+    for _ in range(max_new_tokens - 1):
+        hidden = model.lfm(hidden, hidden)
+        frame = model._sample_audio_frame(hidden[0], temperature=audio_temperature, top_k=audio_top_k)
+        if int(frame[0]) == model.audio_vocab_size - 1:
+            frame[:] = model.audio_vocab_size - 1  # as the package writes the end
+        yield frame
+        hidden = hidden + sum(table(code) for table, code in zip(model.depth_embeddings, frame, strict=True))
 
 
 for each in (LFM2AudioModel, *(getattr(LFM2AudioModel, name) for name in (
