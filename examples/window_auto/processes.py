@@ -49,7 +49,7 @@ def repeating(dim: int, layers: int, heads: int, vocabulary: int, grid: int, emb
     return LlamaGenPipeline(gpt.eval())
 
 
-class Call(Protocol):
+class Decode(Protocol):
     """Decodes a batch, and returns its tokens per call."""
 
     def __call__(self, recipe: str, seed: int) -> float: ...
@@ -71,7 +71,7 @@ class Runs(NamedTuple):
     tokens_per_call: float
 
 
-def images(pipe: Any, rows: int, text: str | None) -> tuple[Call, AdaptiveWindows]:
+def images(pipe: Any, rows: int, text: str | None) -> tuple[Decode, AdaptiveWindows]:
     """How a pipeline is called, and the policies that it keeps."""
     if hasattr(pipe, "set_progress_bar_config"):
         pipe.set_progress_bar_config(disable=True)
@@ -87,7 +87,7 @@ def images(pipe: Any, rows: int, text: str | None) -> tuple[Call, AdaptiveWindow
     return run, adaptive_windows_of(pipe.transformer) if kept is None else kept
 
 
-def llasa(dtype: torch.dtype, rows: int, tokens: int = 64) -> tuple[Call, AdaptiveWindows]:
+def llasa(dtype: torch.dtype, rows: int, tokens: int = 64) -> tuple[Decode, AdaptiveWindows]:
     """A Llama of Llasa-1B's shape, with random weights that repeat the last token with about 0.7."""
     config = LlamaConfig(
         vocab_size=193800, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,

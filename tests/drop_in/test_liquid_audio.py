@@ -122,7 +122,7 @@ def test_frames_are_tensors_like_the_packages() -> None:
 
 
 def test_sampling_that_is_not_taken_raises_the_error_of_the_package(caplog: pytest.LogCaptureFixture) -> None:
-    how = {"audio_temperature": 4.0, "audio_top_k": 13}
+    how: dict[str, Any] = {"audio_temperature": 4.0, "audio_top_k": 13}
     for model in (LFM2AudioModel(), mmspec.accelerate(LFM2AudioModel(), "scd")):
         with pytest.raises(RuntimeError, match="out of range"):
             call(model, **how)
@@ -131,9 +131,14 @@ def test_sampling_that_is_not_taken_raises_the_error_of_the_package(caplog: pyte
 
 
 def test_two_calls_at_once_keep_their_frames_and_a_window_policy_lasts_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = []
+    begun: list[tuple[int, ...]] = []
     begin = AdaptiveWindow.begin
-    monkeypatch.setattr(AdaptiveWindow, "begin", lambda self, *args: (begun.append(args), begin(self, *args))[1])
+
+    def record(policy: AdaptiveWindow, *args: int) -> None:
+        begun.append(args)
+        begin(policy, *args)
+
+    monkeypatch.setattr(AdaptiveWindow, "begin", record)
     model: Any = mmspec.accelerate(LFM2AudioModel(), "scd:window=auto")
     text = torch.linspace(-1, 1, 16)[None]
     own, other = (model.generate_sequential(text=text, max_new_tokens=5) for _ in range(2))
