@@ -90,28 +90,76 @@ def patched() -> LFM2AudioModel:
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "reason"),
+    ("make", "settings", "how", "reason"),
     [
-        (LFM2AudioModel, {"draft_model": LFM2AudioModel(1), "recipe": "draft"}, "draft_model, heads and table are not"),
-        (patched, {"recipe": "scd"}, "another package has set generate_sequential or _sample_audio_frame"),
+        (LFM2AudioModel, {"draft_model": LFM2AudioModel(1), "recipe": "draft"}, {}, "draft_model, heads and table are"),
+        (patched, {"recipe": "scd"}, {}, "another package has set generate_sequential or _sample_audio_frame"),
+        (LFM2AudioModel, {"recipe": "lantern"}, {}, "the acceptance rule needs the model's codebook"),
+        (LFM2AudioModel, {"recipe": "layer-skip"}, {}, "FrameCodes has no early exit"),
+        (LFM2AudioModel, {}, {"audio_temperature": 1e-5}, "temperature=1e-05 is not allowed"),
     ],
 )
-def test_what_runs_without_mmspec(make: Any, settings: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
-    own, model = call(LFM2AudioModel()), mmspec.accelerate(make(), **settings)
-    assert call(model) == own and mmspec.last_stats(model) is None
+def test_what_runs_without_mmspec(
+    make: Any, settings: Any, how: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def sample(model: Any) -> list[Any]:
+        torch.manual_seed(0)
+        return call(model, **how)
+
+    own, model = sample(LFM2AudioModel()), mmspec.accelerate(make(), **settings)
+    assert sample(model) == own and mmspec.last_stats(model) is None
     (note,) = notes(caplog)
     assert note.startswith("LFM2AudioModel.generate_sequential runs without mmspec: ") and reason in note
 
 
+@pytest.mark.parametrize("top_k", [0, 13, -3])
+def test_what_the_package_fails_at_fails_as_in_the_package(top_k: int) -> None:
+    for model in (LFM2AudioModel(), mmspec.accelerate(LFM2AudioModel())):
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            call(model, audio_temperature=1.0, audio_top_k=top_k)
+
+
 def test_the_latest_call_has_the_statistics() -> None:
     model: Any = mmspec.accelerate(LFM2AudioModel(), "scd")
-    counts = []
-    for method, frames in ((METHODS[0], 3), (METHODS[1], 5), (METHODS[0], 2)):
-        call(model, method, max_new_tokens=frames + 1)
+
+    def frames() -> int:
         stats = mmspec.last_stats(model)
-        assert stats is not None
-        counts.append(stats.tokens // 6)
+        return 0 if stats is None else stats.tokens // 6
+
+    counts = []
+    for method, count in ((METHODS[0], 3), (METHODS[1], 5), (METHODS[0], 2)):
+        call(model, method, max_new_tokens=count + 1)
+        counts.append(frames())
     assert counts == [3, 5, 2]
+    first = model.generate_sequential(text=torch.zeros(1, 16), max_new_tokens=5)
+    next(first), next(first)
+    call(model, METHODS[1], max_new_tokens=4)
+    counts = [frames()]
+    assert [*counts, len(list(first)), frames()] == [3, 3, 4]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_frames_of_a_call_are_one_run_of_the_window_policy(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    begin = AdaptiveWindow.begin
+
+    def record(policy: AdaptiveWindow, length: int, rows: int = 1) -> None:
+        runs.append(length)
+        begin(policy, length, rows)
+
+    monkeypatch.setattr(AdaptiveWindow, "begin", record)
+    model = mmspec.accelerate(LFM2AudioModel(), "scd:window=auto")
+    for _ in range(2):
+        call(model, method)
+    assert [length for length in runs if length > 1] == [48, 48]  # a policy that is made begins with 1
+
+
+def test_a_model_can_be_trained_afterwards() -> None:
+    model: Any = mmspec.accelerate(LFM2AudioModel(), "scd")
+    call(model)
+    hidden, _ = model.depthformer.forward_cached(torch.ones(1, 3, 16))
+    hidden.sum().backward()
+    assert model.depthformer.layers[0].weight.grad is not None
 
 
 def test_frames_are_tensors_like_the_packages() -> None:
@@ -119,29 +167,3 @@ def test_frames_are_tensors_like_the_packages() -> None:
     for model in (LFM2AudioModel(), mmspec.accelerate(LFM2AudioModel())):
         _, frame = model.generate_sequential(text=torch.zeros(1, 16), max_new_tokens=2)
         assert frame.shape == (6,) and frame.dtype == torch.int64 and not frame.requires_grad
-
-
-def test_sampling_that_is_not_taken_raises_the_error_of_the_package(caplog: pytest.LogCaptureFixture) -> None:
-    how: dict[str, Any] = {"audio_temperature": 4.0, "audio_top_k": 13}
-    for model in (LFM2AudioModel(), mmspec.accelerate(LFM2AudioModel(), "scd")):
-        with pytest.raises(RuntimeError, match="out of range"):
-            call(model, **how)
-    (note,) = notes(caplog)
-    assert "audio_top_k=13" in note
-
-
-def test_two_calls_at_once_keep_their_frames_and_a_window_policy_lasts_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[tuple[int, ...]] = []
-    begin = AdaptiveWindow.begin
-
-    def record(policy: AdaptiveWindow, *args: int) -> None:
-        begun.append(args)
-        begin(policy, *args)
-
-    monkeypatch.setattr(AdaptiveWindow, "begin", record)
-    model: Any = mmspec.accelerate(LFM2AudioModel(), "scd:window=auto")
-    text = torch.linspace(-1, 1, 16)[None]
-    own, other = (model.generate_sequential(text=text, max_new_tokens=5) for _ in range(2))
-    pairs = [[token.tolist() for token in both] for both in zip(own, other, strict=True)]
-    assert all(first == second for first, second in pairs)
-    assert begun.count((30, 1)) == 2

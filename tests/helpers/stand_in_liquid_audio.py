@@ -19,11 +19,13 @@ class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+        self.scale: Tensor | None = None  # made by the first call and kept, as the package moves its frequencies
 
     def forward_cached(self, x: Tensor, cache: Any = None) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         out = []
         for layer, before in zip(self.layers, cache or [None, None], strict=True):
-            query, key, value = layer(x).chunk(3, dim=-1)
+            self.scale = torch.ones(3 * WIDTH) if self.scale is None else self.scale
+            query, key, value = (layer(x) * self.scale).chunk(3, dim=-1)
             if before is not None:
                 key, value = (torch.cat(pair, dim=1) for pair in zip(before, (key, value), strict=True))
             seen = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).tril(key.shape[1] - query.shape[1])
