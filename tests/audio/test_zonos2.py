@@ -78,6 +78,7 @@ def test_prompts_and_frames_are_the_original_s(folder: Path, number: int) -> Non
     assert own["end"] >= 0 and adapter.codes(torch.tensor(own["columns"])).T.tolist() == own["frames"]
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("numbers", [[0, 1], [2, 3]])
 def test_greedy_columns_are_the_original_s(model: Zonos2, numbers: list[int], recipe: str) -> None:
