@@ -173,12 +173,12 @@ def measured(model: str, dtype: str, rows: int, recipe: str, rounds: int) -> dic
 
 def table(lines: list[dict[str, Any]]) -> str:
     """How many times as fast as plain decoding each run is; the best width in brackets."""
-    found = ["model|best width|first image|second", "---|---:|---:|---:"]
+    found = ["|model|best width|first image|second|", "|---|---:|---:|---:|"]
     for line in lines:
         speeds = {way: Runs(*runs).speed for way, runs in line["runs"].items()}
         best = max((PLAIN, *map(str, WIDTHS)), key=speeds.__getitem__)
         cells = [name_of(line), f"{speeds[best]:.2f} ({best})", f"{speeds[FIRST]:.2f}", f"{speeds[AUTO]:.2f}"]
-        found.append("|".join(cells))
+        found.append(f"|{'|'.join(cells)}|")
     return "\n".join(found)
 
 
